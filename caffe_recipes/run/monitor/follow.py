@@ -343,6 +343,14 @@ class FollowEnv:
 FOLLOW_ENV = FollowEnv()
 
 
+@dataclass(frozen=True)
+class StatusOptions:
+    """Options of `status`; `attach` and `logs` have them too. `root` is a path on the host `on`."""
+
+    root: str = "."
+    on: str | None = None
+
+
 class PolledRun(Protocol):
     """The part of a run that a Follower needs: its process and the files to read."""
 
@@ -365,12 +373,12 @@ class RunsFolder:
 
 
 @contextmanager
-def open_runs(root: str, on: str | None, env: FollowEnv) -> Iterator[RunsFolder]:
+def open_runs(options: StatusOptions, env: FollowEnv) -> Iterator[RunsFolder]:
     """Open the runs in a Caffe root on a host, or on this machine; raises InputError for a bad host name."""
-    files = HostFiles(env.connect(on, "auto")) if on else LocalFiles()
+    files = HostFiles(env.connect(options.on, "auto")) if options.on else LocalFiles()
     with closing(files):
-        path = posixpath.normpath(posixpath.join(root, RUNS))
-        yield RunsFolder(files, root, path, env.ask or slurm_for(files))
+        path = posixpath.normpath(posixpath.join(options.root, RUNS))
+        yield RunsFolder(files, options.root, path, env.ask or slurm_for(files))
 
 
 @dataclass
@@ -547,11 +555,9 @@ _BEYOND = 1 << 62
 
 
 @dataclass(frozen=True)
-class AttachOptions:
-    """Options of `attach`; `root` is a path on the host `on`."""
+class AttachOptions(StatusOptions):
+    """Options of `attach`."""
 
-    root: str = "."
-    on: str | None = None
     once: bool = False
 
 
@@ -564,7 +570,7 @@ def attach(run: str, options: AttachOptions, reporter: Reporter, env: FollowEnv 
     without a final event.
     """
     with ExitStack() as stack:
-        runs = stack.enter_context(open_runs(options.root, options.on, env))
+        runs = stack.enter_context(open_runs(options, env))
         stack.callback(reporter.end_progress)
         say, files = reporter.say_above_progress, runs.files
         jobs = JobPoller(runs, say, env.clock)

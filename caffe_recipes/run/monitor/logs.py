@@ -28,6 +28,7 @@ from caffe_recipes.run.monitor.follow import (
     JobPoller,
     RunsFolder,
     ShownRun,
+    StatusOptions,
     open_runs,
     wait_for_run,
 )
@@ -46,11 +47,9 @@ _MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class LogOptions:
-    """Options of `logs`; `root` is a path on the host `on`."""
+class LogOptions(StatusOptions):
+    """Options of `logs`."""
 
-    root: str = "."
-    on: str | None = None
     follow: bool = False
     phase: str | None = None
     rank: int | None = None
@@ -70,7 +69,7 @@ def show_log(
     phase or the log does not exist, and with `follow` RunFailed as `attach` does.
     """
     with ExitStack() as stack:
-        runs = stack.enter_context(open_runs(options.root, options.on, env))
+        runs = stack.enter_context(open_runs(options, env))
         jobs = JobPoller(runs, say if options.follow else _keep_quiet, env.clock)
         path = wait_for_run(run, jobs, env, once=not options.follow)
         if path is None:
@@ -114,7 +113,7 @@ def show_job_log(
     The job is the running one, else the last that has started. Raises InputError if no job was submitted, or
     if there is no output yet.
     """
-    with open_runs(options.root, options.on, env) as runs:
+    with open_runs(options, env) as runs:
         path, where = _find_output(runs, run, options)
         say(f"==> {path} <==")
         offset = 0

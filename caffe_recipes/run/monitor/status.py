@@ -33,6 +33,7 @@ from caffe_recipes.run.monitor.follow import (
     Follower,
     RunInterrupted,
     ShownRun,
+    StatusOptions,
     open_runs,
 )
 from caffe_recipes.run.plan import find_step, find_trainer
@@ -55,14 +56,6 @@ from caffe_recipes.wording import printable, shorten
 # How many runs of a recipe are searched for an earlier speed, and below which share of it a run is slow.
 _RECENT_RUNS = 10
 _SLOW = 0.8
-
-
-@dataclass(frozen=True)
-class StatusOptions:
-    """Options of `status`; `root` is a path on the host `on`."""
-
-    root: str = "."
-    on: str | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +135,7 @@ def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[R
 
     Raises InputError if the root does not exist, and ClusterError if the host fails.
     """
-    with open_runs(options.root, options.on, env) as runs:
+    with open_runs(options, env) as runs:
         files, path = runs.files, runs.path
         found = [_read_run(files, f"{path}/{name}") for name in files.names(path)]
         submitted = {name: read_submissions(files, path, name) for name in files.names(path, SUFFIX)}
@@ -159,7 +152,7 @@ def find_status(
     With `reach`, the host of its process is asked whether the process is alive if that is not known.
     """
     with ExitStack() as stack:
-        runs = stack.enter_context(open_runs(options.root, options.on, env))
+        runs = stack.enter_context(open_runs(options, env))
         files, recipe = runs.files, name_recipe(run)
         submitted = read_submissions(files, runs.path, recipe)
         try:

@@ -51,8 +51,8 @@ from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import check_root, describe_changes, own_paths, typed_files
-from caffe_recipes.run.monitor.follow import FollowEnv
-from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
+from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
+from caffe_recipes.run.monitor.status import RunStatus, find_status
 from caffe_recipes.run.plan import find_trainer, plan_files
 from caffe_recipes.run.submit.plan import (
     JobStep,
