@@ -5,6 +5,7 @@ A host's facts are collected by one call of `facts.sh`.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import time
 from collections import defaultdict
@@ -271,19 +272,23 @@ def snapshot_prefixes(setting: Setting, plan: RunPlan) -> list[str]:
     return list(dict.fromkeys(setting.path(setting.trainer.prefix(step)) for step in steps))
 
 
+def snapshot_folders(setting: Setting, plan: RunPlan) -> list[str]:
+    """Return the folders on the first host to which a run writes its snapshots."""
+    return list(dict.fromkeys(map(posixpath.dirname, snapshot_prefixes(setting, plan))))
+
+
 def lmdb_path(setting: Setting) -> str:
     """Return the path of the training LMDB's data file on each host."""
     return setting.path(f"{setting.trainer.data_folder}/{DATA}")
 
 
 def _questions(setting: Setting, plan: RunPlan) -> list[Question]:
-    prefixes = snapshot_prefixes(setting, plan)
     return [
         ("root", str(setting.root)),
         *([] if setting.profile.container else [("program", setting.path(setting.program))]),
         ("file", lmdb_path(setting)),
         ("folder", setting.path(setting.trainer.data_folder)),
         *(("text", setting.path(path)) for path in plan.files),
-        *dict.fromkeys(("folder", prefix.rpartition("/")[0] or "/") for prefix in prefixes),
-        *(("snapshots", prefix) for prefix in prefixes),
+        *(("folder", folder) for folder in snapshot_folders(setting, plan)),
+        *(("snapshots", prefix) for prefix in snapshot_prefixes(setting, plan)),
     ]

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +36,7 @@ from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import find_step
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem
-from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_prefixes
+from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_folders
 from caffe_recipes.run.snapshots import verify_kept
 from caffe_recipes.run.staging import (
     STAGING_HINT,
@@ -384,7 +385,7 @@ def check_snapshots(view: NodeView) -> list[CheckResult]:
     facts = view.first
     if facts is None:
         return view.skip_unreachable("snapshots", [view.setting.hosts[0].name])
-    shown = ", ".join(view.setting.show(path) for path in _snapshot_folders(view))
+    shown = ", ".join(view.setting.show(path) for path in snapshot_folders(view.setting, view.plan))
     return as_findings("snapshots", judge_snapshots(view, facts), f"{facts.host}: in {shown}")
 
 
@@ -393,7 +394,7 @@ def judge_snapshots(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
     names = {name for step in view.unfinished for name in _written(view, step)}
     strays = [stray for stray in facts.strays if stray.path in names or stray.kind == "more"]
     problems = [_stray_problem(facts, stray) for stray in strays]
-    for path in _snapshot_folders(view):
+    for path in snapshot_folders(view.setting, view.plan):
         if not facts.folders[path].writable:
             problems.append(HostProblem(facts.host, "cannot be written to", "fix its mode or owner", path))
         elif facts.folders[path].open_to_all:
@@ -465,7 +466,7 @@ def _count_snapshots(
     disks: dict[str, _Disk] = {}
     on_the_way: dict[tuple[str, str], int] = defaultdict(int)
     for step in view.unfinished:
-        path, size = setting.path(step.snapshot).rpartition("/")[0] or "/", sizes[step.net]
+        path, size = posixpath.dirname(setting.path(step.snapshot)), sizes[step.net]
         folder = facts.folders[path]
         keeps = folder.disk if _is_ours(view, path, folder, here) else _HERE
         written = disks.setdefault(folder.disk, _Disk(facts.host, path, folder.free_bytes))
@@ -514,11 +515,6 @@ def _stray_problem(facts: NodeFacts, stray: Stray) -> HostProblem:
     them = "them" if stray.kind == "more" else "it"
     hint = f"ask the owner to remove {them}, or set another snapshot_prefix"
     return HostProblem(facts.host, what, hint, stray.path)
-
-
-def _snapshot_folders(view: NodeView) -> list[str]:
-    prefixes = snapshot_prefixes(view.setting, view.plan)
-    return list(dict.fromkeys(prefix.rpartition("/")[0] or "/" for prefix in prefixes))
 
 
 def _written(view: NodeView, step: Training) -> list[str]:
