@@ -248,9 +248,10 @@ class NodeView:
         """Return the given hosts that answered."""
         return tuple(host for host in hosts if host.name in self.facts)
 
-    def skip_unreachable(self, subject: str, hosts: Sequence[str]) -> list[CheckResult]:
-        """Return the finding of a check that needs hosts which do not answer."""
-        return [CheckResult(subject, f"not checked: no answer from {fold_names(hosts)}", warns=True)]
+    def skip_unreachable(self, subject: str, hosts: Sequence[str] = ()) -> list[CheckResult]:
+        """Return the finding of a check that needs hosts which do not answer, by default all."""
+        names = fold_names(hosts or [host.name for host in self.setting.hosts])
+        return [CheckResult(subject, f"not checked: no answer from {names}", warns=True)]
 
     def skip_under_way(self, subject: str) -> list[CheckResult]:
         """Return the finding of a check that is not done beside a training."""

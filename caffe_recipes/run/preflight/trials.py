@@ -252,7 +252,7 @@ def check_trainer(view: NodeView) -> list[CheckResult]:
     if view.under_way:
         return view.skip_under_way("trainer")
     if not view.hosts:
-        return view.skip_unreachable("trainer", [host.name for host in setting.hosts])
+        return view.skip_unreachable("trainer")
     problems = judge_programs(view) + find_untrusted(view)
     lacking = {problem.host for problem in problems}
     hosts = [host for host in view.hosts if host.name not in lacking]
