@@ -298,7 +298,7 @@ def _pipe(name: str, load: Callable[[Path], object]) -> Attack:
 
 def _predictions(shape: str, packed_bytes: int) -> Attack:
     def attack(folder: Path) -> object:
-        from caffe_recipes.run.predictions import load_predictions
+        from caffe_recipes.run.ensemble import load_predictions
 
         head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode()
         data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head) + 1) + head + b"\n" + bytes(packed_bytes)

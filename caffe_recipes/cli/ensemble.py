@@ -10,7 +10,6 @@ import click
 from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import PATH, RUN, examples
 from caffe_recipes.cli.streams import echo
-from caffe_recipes.run.ensemble import EnsembleOptions, measure_ensemble
 
 
 def _names(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
@@ -59,13 +58,13 @@ def ensemble(
     run. caffe-torch computes the predictions of each model once, and stores them beside the
     snapshots.
     """
-    options = EnsembleOptions(Path(caffe_root), members, lmdb, average)
-    found = measure_ensemble(run, options, lambda text: echo(text, err=True))
-    from caffe_recipes.run.ensemble import ensemble_as_json, render_ensemble
+    from caffe_recipes.run import ensemble as ensembles  # numpy is an extra, and slow to import
 
+    options = ensembles.EnsembleOptions(Path(caffe_root), members, lmdb, average)
+    found = ensembles.measure_ensemble(run, options, lambda text: echo(text, err=True))
     if as_json:
-        click.echo(json.dumps(ensemble_as_json(found), indent=1))
+        click.echo(json.dumps(ensembles.ensemble_as_json(found), indent=1))
         return
     root = Path(caffe_root).absolute()
     shown = found.lmdb.relative_to(root) if found.lmdb.is_relative_to(root) else found.lmdb
-    echo(render_ensemble(found, str(shown)))
+    echo(ensembles.render_ensemble(found, str(shown)))

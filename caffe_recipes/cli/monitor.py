@@ -17,12 +17,11 @@ from caffe_recipes.cli.options import RUN, Seconds, Whole, complete_phase, examp
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.run.console import Reporter, SafeConsole
 from caffe_recipes.run.monitor.cancel import JOB_GRACE_S, CancelOptions, cancel_run
-from caffe_recipes.run.monitor.follow import AttachOptions
+from caffe_recipes.run.monitor.follow import AttachOptions, StatusOptions
 from caffe_recipes.run.monitor.follow import attach as attach_run
 from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
 from caffe_recipes.run.monitor.status import (
     RunStatus,
-    StatusOptions,
     find_status,
     find_statuses,
     status_as_json,

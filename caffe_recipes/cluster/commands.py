@@ -38,9 +38,10 @@ GRACE_S = 2
 # The host itself ends a command this much later than we would, in case the connection is dead.
 _HOST_MARGIN_S = 5
 _CHUNK = 1 << 16
-# The most that a login shell may print before a command, and that is kept of its standard error.
+# The most that a login shell may print before a command.
 _GREETING_BYTES = 1_000_000
-_ERROR_BYTES = 1_000_000
+# How much is kept of either end of standard error: the mark is at its start, and the reason at its end.
+_ERROR_BYTES = 500_000
 _MARK_BYTES = 64  # of the marked line, at most
 _NOT_STARTED = "timeout: failed to run command"
 
@@ -205,7 +206,7 @@ class Running:
         return code
 
     def errors(self) -> str:
-        """Return what it has written to its standard error so far."""
+        """Return what it has written to its standard error so far; of a long text, both ends."""
         found = _after_mark(bytes(self._errors), self.mark)
         return (bytes(self._errors) if found is None else found[1]).decode(errors="replace")
 
@@ -258,7 +259,8 @@ class Running:
     def _listen(self) -> None:
         try:
             while chunk := self._wire.read_errors(_CHUNK):
-                self._errors += chunk[: _ERROR_BYTES - len(self._errors)]
+                self._errors += chunk
+                del self._errors[_ERROR_BYTES:-_ERROR_BYTES]
         except (ClusterError, OSError, ValueError):
             return  # `wait` reports what broke the connection
 

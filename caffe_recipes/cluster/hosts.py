@@ -13,9 +13,9 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -216,6 +216,17 @@ def open_all(names: Sequence[str], connect: Callable[[str], Host]) -> tuple[Host
     """Return the hosts with these names, in their order; the names are looked up in parallel."""
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(names))), thread_name_prefix="names") as pool:
         return tuple(pool.map(connect, names))
+
+
+@contextmanager
+def opened(names: Sequence[str], connect: Callable[[str], Host]) -> Iterator[tuple[Host, ...]]:
+    """Yield the hosts with these names, as `open_all` returns them; close them at the end."""
+    hosts = open_all(names, connect)
+    try:
+        yield hosts
+    finally:
+        for host in hosts:
+            host.close()
 
 
 def ask_all(

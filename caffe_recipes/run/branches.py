@@ -23,14 +23,14 @@ from caffe_recipes.cluster.hosts import open_all
 from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
 from caffe_recipes.run.context import Run, Setting
 from caffe_recipes.run.events import Branched, Created, Failed, Launch, RunStarted, RunState
-from caffe_recipes.run.journal import JOURNAL, branch_launches, name_branch
+from caffe_recipes.run.journal import JOURNAL, find_open_launches, name_branch
 from caffe_recipes.run.phase import note_stop, train
 from caffe_recipes.run.prepare import prepare
 from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.recovery import with_retries
 from caffe_recipes.run.signals import Interrupted
 from caffe_recipes.run.snapshots import verify_kept
-from caffe_recipes.run.steps import RunPlan, Training
+from caffe_recipes.run.trainer import RunPlan, Training
 
 
 def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
@@ -283,18 +283,17 @@ def _find_running(setting: Setting, plan: RunPlan, state: RunState, *, is_done: 
     Raises InputError for one that is in the way. A branch on the hosts of the main line is in the way unless
     the main line `is_done`, since those hosts train branches only after it.
     """
-    own = (state.launch,) if state.launch else ()
-    beside = branch_launches(setting.root, state)
-    running = [each for each in (*own, *beside) if TrainerProcess(setting.root / each.log).is_running()]
+    launches = find_open_launches(setting.root, state)
+    running = [each for each in launches if TrainerProcess(setting.root / each.log).is_running()]
     planned, hosts = {step.phase for step in plan.trainings}, {host.name for host in setting.hosts}
     for launch in running:
         what = f"phase {launch.phase} of a killed run is still training"
         if launch.phase not in planned:
             raise InputError("--until", what, "leave out --until, or wait for the phase to end")
-        if launch in beside and hosts & {*launch.hosts} and not is_done:
+        if launch != state.launch and hosts & {*launch.hosts} and not is_done:
             where = ", ".join(sorted(hosts & {*launch.hosts}))
             raise InputError(where, what, "resume with the previous hostfile, or wait for the phase to end")
-    return [launch for launch in running if launch in beside]
+    return [launch for launch in running if launch != state.launch]
 
 
 def _find_beside(

@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate, placed_paths
 from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
-from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
+from caffe_recipes.run.trainer import Attempt, Checkpoint, Testing, Trainer, Training, Trial
 from caffe_recipes.wording import shorten
 
 _SOLVER, _WEIGHTS, _SNAPSHOT = "--solver=", "--weights=", "--snapshot="
@@ -49,7 +49,7 @@ _HINT = "resume from another checkpoint, or start the phase over"
 
 
 @dataclass(frozen=True)
-class Caffe:
+class Caffe(Trainer):
     """The trainer that reads solvers, nets and LMDBs, and writes caffemodels and solverstates."""
 
     recipe: Recipe
@@ -75,10 +75,6 @@ class Caffe:
             return self.recipe.trainer
         return find_our_trainer(path) if self.is_ours else find_caffe(self.recipe.trainer, root)
 
-    def environment(self, root: Path) -> dict[str, str]:
-        """Return an empty dict: Caffe needs no environment variables."""
-        return {}
-
     def steps(self, folder: str) -> tuple[Training, ...]:
         """Return a step for each phase, which starts from the snapshot of an earlier one in `folder`."""
         ends = {phase.name for phase in find_leaves(self.recipe)}
@@ -102,10 +98,6 @@ class Caffe:
             testings.append(Testing(phase.name, net, arguments, weights, iterations))
         return tuple(testings)
 
-    def read_back(self, training: Training) -> Testing | None:
-        """Return None: `check_model` reads the caffemodel itself."""
-        return None
-
     @property
     def data_folder(self) -> str:
         """The folder of the training LMDB on each node."""
@@ -126,11 +118,6 @@ class Caffe:
     def tests_on_ranks(self) -> bool:
         """Whether a solver tests: each rank then opens the test LMDB."""
         return any(phase.test_iter for phase in self.recipe.phases)
-
-    @property
-    def staged_folders(self) -> tuple[str, ...]:
-        """The folder of the training LMDB."""
-        return (self.data_folder,)
 
     def file_sets(
         self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
@@ -191,10 +178,6 @@ class Caffe:
         files, placed = generate(self.recipe), placed_paths(self.recipe)
         return {placed[path]: text for path, text in files.items() if path in placed}
 
-    def unknown_flags(self) -> tuple[()]:
-        """Return nothing, since a recipe gives no flags to Caffe."""
-        return ()
-
     def folders(self) -> tuple[str, ...]:
         """Return the folders under the Caffe root that hold the prototxts."""
         return self.recipe.prototxt_dirs
@@ -229,17 +212,9 @@ class Caffe:
             arguments = (*kept, f"{_SNAPSHOT}{checkpoint.state_path}")
         return arguments, more
 
-    def set_aside(self, root: Path, training: Training, checkpoint: Checkpoint | None) -> Iterator[str]:
-        """Yield nothing: Caffe reads only the checkpoint that it is given."""
-        yield from ()
-
     def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
         """Return the argument that identifies the trainer of rank 0, which writes a snapshot on SIGHUP."""
         return next((word for word in arguments if word.startswith(_SOLVER)), "")
-
-    def new_log_summary(self) -> LogSummary:
-        """Return an empty log summary to feed lines into."""
-        return LogSummary()
 
     def find_omission(self, summary: LogSummary, training: Training, root: Path) -> str | None:
         """Return an error text if Caffe silently ignored a learned layer of the weights, else None."""
@@ -351,10 +326,6 @@ class Caffe:
             last = f"; its last line: {_short(lines[-1])}" if lines else ""
             return f"exits with {attempt.code}, but does not print `Optimization Done.`{last}"
         return None
-
-    def world_arguments(self) -> tuple[str, ...]:
-        """Return an empty tuple: Caffe's ranks do not print their rank."""
-        return ()
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
         """Return the result of an evaluation by the net's outputs; empty if the log has no result."""

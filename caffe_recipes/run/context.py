@@ -47,10 +47,9 @@ from caffe_recipes.run.events import Event, Notice
 from caffe_recipes.run.folders import RUNS, check_root, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
-from caffe_recipes.run.plan import plan_launch
+from caffe_recipes.run.plan import find_trainer, plan_launch
 from caffe_recipes.run.signals import Interrupts
-from caffe_recipes.run.steps import RunPlan
-from caffe_recipes.run.trainer import Trainer, find_trainer
+from caffe_recipes.run.trainer import RunPlan, Trainer
 from caffe_recipes.run.trainer_log import LogTail
 from caffe_recipes.wording import describe_count
 

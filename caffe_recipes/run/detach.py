@@ -24,6 +24,7 @@ from caffe_recipes.run.context import Observer
 from caffe_recipes.run.events import Branched, Event, Launch, RunStarted, is_trained
 from caffe_recipes.run.folders import check_root, root_words, run_folders
 from caffe_recipes.run.journal import JOURNAL, load_journal
+from caffe_recipes.run.plan import plan_steps
 
 # Gets a line of the run's output, and whether the line is about a failure.
 Relay = Callable[[str, bool], None]
@@ -154,7 +155,7 @@ class _Reports:
         if isinstance(event, RunStarted):
             folder = run_folders(self._root, self._recipe.name)[-1]
             state = load_journal(folder / JOURNAL)
-            trains = state.launch is not None or is_trained(state, self._recipe)
+            trains = state.launch is not None or is_trained(state, plan_steps(self._recipe))
             self.report(folder=str(folder), trains=trains)
         elif isinstance(event, Launch | Branched):
             self.report(trains=True)

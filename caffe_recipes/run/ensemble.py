@@ -1,32 +1,50 @@
 """`caffe-recipes ensemble`: the accuracies of a run's models on a test LMDB, each alone and averaged.
 
+Members are the models that the recipe averages, or named phases or caffemodels. Predictions are computed by
+`caffe-torch predict` and cached beside the snapshots, under a digest of the snapshot, the net and the LMDB.
 The result is rendered as a table or as JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import os
+import posixpath
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.prototxt import digest, load_prototxt
 from caffe_recipes.cluster.staging.manifest import cache_folder, find_source, known_digest
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, RunFailed, WeightsError
+from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe, Reported
 from caffe_recipes.review.columns import align_columns
-from caffe_recipes.run.caffe import find_our_trainer, require_caffe
-from caffe_recipes.run.context import search_path
+from caffe_recipes.run.caffe import find_our_trainer, require_caffe, verify_weights
+from caffe_recipes.run.context import describe_access, search_path
+from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import load_digests
 from caffe_recipes.run.journal import JOURNAL, load_journal
 from caffe_recipes.run.monitor.files import LocalFiles, find_run, load_frozen
-from caffe_recipes.run.predictions import MODEL, Accuracy, Member, find_members, unfinished_members
+from caffe_recipes.run.process import own_environment
+from caffe_recipes.run.snapshots import digest_weights, verify_digest
+from caffe_recipes.wording import did_you_mean
 
-if TYPE_CHECKING:
-    from caffe_recipes.run.predictions import MemberAccuracies, PredictionEnv, TestSet
+try:  # only this command, which imports this module when it is called, needs numpy
+    import numpy as np
+    from numpy.typing import NDArray
+except ImportError:
+    hint = "install the extra 'engine' of caffe-recipes (see its README)"
+    raise InputError("ensemble", "needs numpy", hint) from None
+
+MODEL = ".caffemodel"
 
 
 @dataclass(frozen=True)
@@ -65,9 +83,6 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
     Predictions that were kept from an earlier call are reused. Raises InputError if the run or its members
     cannot form an ensemble, and RunFailed if a prediction fails.
     """
-    _require_numpy()
-    from caffe_recipes.run.predictions import find_predictions, measure_members
-
     if run.endswith(MODEL):
         hint = f"give the run, and the models as `--members {run},...`"
         raise InputError(run, "is a model, not a run or recipe", hint)
@@ -95,24 +110,13 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
     )
 
 
-def _require_numpy() -> None:
-    if find_spec("numpy") is None:
-        raise InputError(
-            "ensemble", "needs numpy", "install the extra 'engine' of caffe-recipes (see its README)"
-        )
-
-
 def _find_place(folder: Path) -> PredictionEnv:
-    from caffe_recipes.run.predictions import PredictionEnv
-
     path = search_path(ours_first=True)
     return PredictionEnv(folder, folder.parent.parent, find_our_trainer(path), path)
 
 
 def _find_tested(recipe: Recipe, place: PredictionEnv, lmdb: Path | None) -> TestSet:
     """Return the evaluation net and the LMDB; raises InputError if the net has changed since the start."""
-    from caffe_recipes.run.predictions import TestSet
-
     path = recipe.net_path(_tested_net(recipe))
     message = load_prototxt(place.root / path, pb.NetParameter)
     found = digest(message)
@@ -135,7 +139,364 @@ def _tested_net(recipe: Recipe) -> str:
     return nets[0]
 
 
-_AVERAGES = {
+@dataclass(frozen=True)
+class Member:
+    """A model of an ensemble: its name, a phase or a file, and the digest that its file must have."""
+
+    name: str
+    path: Path
+    sha256: str
+
+
+def find_members(
+    folder: Path, recipe: Recipe, state: RunState, named: Sequence[str] | None
+) -> tuple[Member, ...]:
+    """Return the named members; if `named` is None, those of the recipe that are finished.
+
+    Raises InputError if there are fewer than two, or if one is named twice, unknown, or not finished.
+    """
+    if named is None:
+        names = [name for name in find_averaged(recipe) if name in state.finished]
+    else:
+        names = list(named)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError("--members", f"'{twice}' is named twice", "name each member once")
+    members = tuple(_find_member(folder, recipe, state, name) for name in names)
+    if named is not None:
+        _check_different(members)
+    if len(members) < 2:
+        finished = ", ".join(state.finished) or "none yet"
+        what = f"one member, {names[0]}" if names else "no finished member"
+        hint = f"an ensemble needs two or more: name them with --members; finished: {finished}"
+        raise InputError(folder, what, hint)
+    return members
+
+
+def unfinished_members(recipe: Recipe, state: RunState) -> tuple[str, ...]:
+    """Return the names of the recipe's members that are not finished."""
+    return tuple(name for name in find_averaged(recipe) if name not in state.finished)
+
+
+def _find_member(folder: Path, recipe: Recipe, state: RunState, name: str) -> Member:
+    finish = state.finished.get(name)
+    if finish is not None:  # its path is from the run's folder, which may have moved
+        return Member(name, folder / "snapshots" / posixpath.basename(finish.snapshot), finish.sha256)
+    if name.endswith(MODEL):
+        return Member(name, Path(name).absolute(), _digest_of(Path(name)))
+    names = [phase.name for phase in recipe.phases]
+    if name in names:
+        what = f"phase {name} of {folder.name} is not finished"
+        raise InputError("--members", what, "wait until it is, or leave it out")
+    what = f"no phase '{name[:80]}' in {recipe.name}"
+    hint = f"{did_you_mean(name, names)} the phases are {', '.join(names)}; or give a {MODEL}".lstrip()
+    raise InputError("--members", what, hint)
+
+
+def _check_different(members: Sequence[Member]) -> None:
+    """Raise InputError if a model is named twice, by its phase and as a file."""
+    seen: dict[str, str] = {}
+    for member in members:
+        other = seen.setdefault(member.sha256, member.name)
+        if other != member.name:
+            what = f"'{other}' and '{member.name}' are the same model"
+            raise InputError("--members", what, "leave one of them out")
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return digest_weights(path)
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise WeightsError(path, f"cannot be read: {reason}", "give a trained caffemodel") from None
+
+
+Floats = NDArray[np.float64]
+Scores = NDArray[np.float32]
+Labels = NDArray[np.int32]
+
+# Images per step: with 1,000 classes and six members their float64 values take 200 MB.
+_IMAGES = 4096
+_TOP = 5
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The fractions of images whose class is ranked first, and among the first five."""
+
+    top1: float
+    top5: float
+
+
+@dataclass(frozen=True)
+class MemberAccuracies:
+    """For each member, the accuracy of it alone, of it with all before it, and of all without it."""
+
+    single: tuple[Accuracy, ...]
+    cumulative: tuple[Accuracy, ...]
+    without: tuple[Accuracy, ...]
+
+    @property
+    def ensemble(self) -> Accuracy:
+        """The accuracy of all members together."""
+        return self.cumulative[-1]
+
+
+def measure_members(members: Sequence[Scores], labels: Labels, average: str) -> MemberAccuracies:
+    """Return the accuracies of two or more members and their averages; `average` is a key of AVERAGES.
+
+    `members` are scores of shape (images, classes), `labels` of shape (images,). A single member is ranked by
+    its scores, whatever the average, as `caffe test` does.
+    """
+    everyone = range(len(members))
+    cumulative = [tuple(range(index + 1)) for index in everyone if index]
+    without = [tuple(other for other in everyone if other != index) for index in everyone]
+    groups = [group for group in dict.fromkeys((*cumulative, *without)) if len(group) > 1]
+    hits = {group: np.zeros(2, np.int64) for group in (*groups, *((index,) for index in everyone))}
+    for start in range(0, len(labels), _IMAGES):
+        here = slice(start, start + _IMAGES)
+        values = [AVERAGES[average](scores[here].astype(np.float64), len(members)) for scores in members]
+        for index, scores in enumerate(members):
+            hits[(index,)] += _count_hits(scores[here], labels[here])
+        for group in groups:
+            total = np.sum([values[index] for index in group], axis=0)
+            hits[group] += _count_hits(total, labels[here])
+    found = {group: Accuracy(*(float(count) / len(labels) for count in each)) for group, each in hits.items()}
+    return MemberAccuracies(
+        single=tuple(found[(index,)] for index in everyone),
+        cumulative=(found[(0,)], *(found[group] for group in cumulative)),
+        without=tuple(found[group] for group in without),
+    )
+
+
+def softmax(scores: Floats) -> Floats:
+    """Return the class probabilities of each row.
+
+    >>> softmax(np.log([[1.0, 3.0]])).round(6).tolist()
+    [[0.25, 0.75]]
+    """
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    return np.asarray(powers / powers.sum(1, keepdims=True))
+
+
+def log_softmax(scores: Floats) -> Floats:
+    """Return the log probabilities of each row, finite even for probabilities that round to 0.
+
+    >>> log_softmax(np.array([[0.0, 1000.0]])).tolist()
+    [[-1000.0, 0.0]]
+    """
+    less = scores - scores.max(1, keepdims=True)
+    return np.asarray(less - np.log(np.exp(less).sum(1, keepdims=True)))
+
+
+def ranks_of(values: NDArray[np.floating], labels: Labels) -> NDArray[np.int64]:
+    """Return how many classes rank above each label; of equal values the later ranks first, as in Caffe.
+
+    A label whose value is NaN ranks last, so that it is never right.
+
+    >>> ranks_of(np.array([[0.2, 0.5, 0.3], [0.4, 0.4, 0.2]]), np.array([2, 0], np.int32)).tolist()
+    [1, 1]
+    """
+    own = np.take_along_axis(values, labels[:, None].astype(np.int64), 1)
+    later = np.arange(values.shape[1]) > labels[:, None]
+    behind = (values < own) | ((values == own) & ~later)
+    return np.asarray((~behind).sum(1))
+
+
+def _count_hits(values: NDArray[np.floating], labels: Labels) -> NDArray[np.int64]:
+    ranks = ranks_of(values, labels)
+    return np.array([(ranks < 1).sum(), (ranks < _TOP).sum()], np.int64)
+
+
+def _votes(scores: Floats, members: int) -> Floats:
+    """Return one vote for each row's first class, plus probabilities scaled so that they only break ties."""
+    values = softmax(scores) / (members + 1)
+    first = scores.shape[1] - 1 - scores[:, ::-1].argmax(1)  # the later of equal values, as in Caffe
+    values[np.arange(len(values)), first] += 1
+    return values
+
+
+# How an average weighs a member: from its scores and the number of members, the values to add up.
+AVERAGES: Mapping[str, Callable[[Floats, int], Floats]] = {
+    "probabilities": lambda scores, members: softmax(scores),
+    "geometric": lambda scores, members: log_softmax(scores),
+    "votes": _votes,
+}
+
+
+# The format of the file that `caffe-torch predict` writes; a part of the digest in its name.
+_FORMAT = "scores and labels, 1"
+_SAYS = "caffe-torch: "
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """The test of all members: a net with its file and digest, and an LMDB with its digest."""
+
+    net: Path
+    message: pb.NetParameter
+    net_digest: str
+    lmdb: Path
+    lmdb_digest: str
+
+
+@dataclass(frozen=True)
+class PredictionEnv:
+    """The environment of predictions: the run's folder, the Caffe root, the program, and its PATH."""
+
+    folder: Path
+    root: Path
+    program: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Scores before the softmax, of shape (images, classes), and labels, of shape (images,)."""
+
+    scores: Scores
+    labels: Labels
+
+
+def find_predictions(
+    members: Sequence[Member], tested: TestSet, place: PredictionEnv, say: Callable[[str], None]
+) -> list[Predictions]:
+    """Return the members' predictions, from the cache or else computed and cached.
+
+    Cached predictions that contradict the LMDB or each other are computed again. Raises InputError if a model
+    has changed, or does not fit the net or the data; RunFailed if predicting fails.
+    """
+    for member in members:
+        hint = "restore it, or leave the member out"
+        verify_digest(member.path, member.sha256, f"the model of {member.name}", hint)
+        verify_weights(member.path, tested.message)
+    with open_datums(tested.lmdb) as datums:
+        images = len(datums)
+    is_own = not describe_access(place.folder / "snapshots")
+    cached = [
+        load_predictions(_cache_path(member, tested, place), images) if is_own else None for member in members
+    ]
+    found = [
+        one or _predict_and_cache(member, tested, place, say)
+        for one, member in zip(cached, members, strict=True)
+    ]
+    if not _agree(found):  # which cached ones are wrong is not known, so compute all again
+        found = [
+            _predict_and_cache(member, tested, place, say) if old else new
+            for old, new, member in zip(cached, found, members, strict=True)
+        ]
+    if not _agree(found):
+        raise RunFailed(
+            tested.lmdb, "its labels differ between members", "try again while nothing writes to it"
+        )
+    return found
+
+
+def load_predictions(path: Path, images: int | None = None) -> Predictions | None:
+    """Read cached predictions; None if missing, damaged, or not of this number of `images`."""
+    try:
+        with zipfile.ZipFile(path) as packed:  # numpy trusts the sizes that a file declares
+            if sum(part.file_size for part in packed.infolist()) > limit("predictions-bytes"):
+                return None
+        with np.load(path, allow_pickle=False) as held:
+            scores, labels = held["scores"], held["labels"]
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, zipfile.BadZipFile):
+        return None
+    if scores.ndim != 2 or labels.shape != scores.shape[:1] or not scores.size:
+        return None
+    if scores.dtype != np.float32 or labels.dtype != np.int32 or images not in (None, len(labels)):
+        return None
+    is_sound = np.isfinite(scores).all() and labels.min() >= 0 and labels.max() < scores.shape[1]
+    return Predictions(scores, labels) if is_sound else None
+
+
+def _agree(found: Sequence[Predictions]) -> bool:
+    """Return whether all predictions have the same labels and number of classes."""
+    first = found[0]
+    return all(
+        one.scores.shape == first.scores.shape and np.array_equal(one.labels, first.labels) for one in found
+    )
+
+
+def _cache_path(member: Member, tested: TestSet, place: PredictionEnv) -> Path:
+    return place.folder / "snapshots" / f"{member.path.stem}.{_key(member, tested)}.npz"
+
+
+def _predict_and_cache(
+    member: Member, tested: TestSet, place: PredictionEnv, say: Callable[[str], None]
+) -> Predictions:
+    """Compute and cache a member's predictions, unless we cannot write to the run, or others can."""
+    say(f"{member.name}: predicting the images of {tested.lmdb}")
+    cached = _cache_path(member, tested, place)
+    log = place.folder / "logs" / f"predict-{member.path.stem}.log"
+    refused = [f"{folder} {why}" for folder in (cached.parent, log.parent) if (why := _why_closed(folder))]
+    if not refused:
+        return _predict(member, tested, place, cached, log, f"log: {log}")
+    say(f"warning: {refused[0]}; predictions of {member.name} are not cached")
+    with tempfile.TemporaryDirectory(prefix="caffe-recipes-") as name:
+        out = Path(name) / cached.name
+        return _predict(member, tested, place, out, out.with_name(log.name), "try `caffe-torch predict`")
+
+
+def _why_closed(folder: Path) -> str:
+    """Return why no file is kept in a folder, else ""; on network file systems its mode does not say."""
+    if refused := describe_access(folder):
+        return refused
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError:
+        return "cannot be written to"
+
+
+def _key(member: Member, tested: TestSet) -> str:
+    parts = (_FORMAT, member.sha256, tested.net_digest, tested.lmdb_digest)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _predict(
+    member: Member, tested: TestSet, place: PredictionEnv, out: Path, log: Path, hint: str
+) -> Predictions:
+    argv = [
+        *(place.program, "predict", f"-model={tested.net}", f"-weights={member.path}"),
+        *(f"-source={tested.lmdb}", f"-out={out.absolute()}"),
+    ]
+    environment = {**own_environment(), "PATH": place.path}
+    try:
+        log.unlink(missing_ok=True)
+        with log.open("xb") as output:
+            done = subprocess.run(
+                argv,
+                cwd=place.root,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+    except OSError as error:
+        where = error.filename or place.program
+        raise RunFailed(str(where), f"cannot predict: {error.strerror}", "check the disk") from None
+    if done.returncode:
+        _raise_failure(f"{member.name} on {tested.lmdb}", log, done.returncode, hint)
+    found = load_predictions(out)
+    if found is None:
+        raise RunFailed(out, "cannot be read back", "check the disk")
+    return found
+
+
+def _raise_failure(where: str, log: Path, code: int, hint: str) -> None:
+    """Raise the last error that caffe-torch printed: InputError if it exited with 2, else RunFailed."""
+    with log.open("rb") as file:
+        file.seek(-min(1 << 16, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        lines = file.read().decode(errors="replace").splitlines()
+    complaint = next((line.removeprefix(_SAYS) for line in reversed(lines) if line.startswith(_SAYS)), None)
+    if code == 2 and complaint is not None:
+        raise InputError(where, complaint)
+    raise RunFailed(where, complaint or f"caffe-torch returned {code}", hint)
+
+
+_AVERAGE_TITLES = {
     "probabilities": "mean of the probabilities",
     "geometric": "geometric mean of the probabilities",
     "votes": "votes, with ties broken by the probabilities",
@@ -171,7 +532,7 @@ def render_ensemble(found: EnsembleResult, lmdb: str) -> str:
         "",
         *table,
         "",
-        f"ensemble, {_AVERAGES[found.average]}: top-1 {top1} %, top-5 {top5} %",
+        f"ensemble, {_AVERAGE_TITLES[found.average]}: top-1 {top1} %, top-5 {top5} %",
         *_describe_reported(found),
         f"compared with the best single member: top-1 {best[0]}, top-5 {best[1]} points",
     ]

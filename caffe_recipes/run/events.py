@@ -21,9 +21,8 @@ from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import shipped_names
 from caffe_recipes.run.caffe import STATE_NAME
-from caffe_recipes.run.plan import find_step, plan_steps
-from caffe_recipes.run.steps import Checkpoint
-from caffe_recipes.run.trainer import find_trainer
+from caffe_recipes.run.plan import find_step, find_trainer, plan_steps
+from caffe_recipes.run.trainer import Checkpoint, Training
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, describe_names
 
@@ -618,21 +617,20 @@ def describe_run_command(given: str, recipe: AnyRecipe, command: str = "run") ->
 
     If the recipe is not a shipped one and `given` is not its YAML file, that is looked for in this folder.
     """
-    beside = next((name for end in RECIPE_SUFFIXES if Path(name := f"{recipe.name}{end}").is_file()), given)
-    given = given if recipe.name in shipped_names() or given.endswith(RECIPE_SUFFIXES) else beside
-    is_file = given.endswith(RECIPE_SUFFIXES)
-    if is_file or recipe.name in shipped_names():
-        name = given if is_file else recipe.name
-        return f"`caffe-recipes {command} {shlex.quote(name)}`"
-    return f"`caffe-recipes {command}` with its recipe"
+    if not given.endswith(RECIPE_SUFFIXES):
+        beside = (name for end in RECIPE_SUFFIXES if Path(name := f"{recipe.name}{end}").is_file())
+        given = recipe.name if recipe.name in shipped_names() else next(beside, "")
+    if not given:
+        return f"`caffe-recipes {command}` with its recipe"
+    return f"`caffe-recipes {command} {shlex.quote(given)}`"
 
 
-def is_complete(state: RunState, recipe: AnyRecipe) -> bool:
-    """Return whether all phases are finished and all evaluations done."""
-    tested = (step.phase for step in plan_steps(recipe) if step.is_evaluated)
-    return is_trained(state, recipe) and all(phase in state.evaluations for phase in tested)
+def is_complete(state: RunState, steps: Sequence[Training]) -> bool:
+    """Return whether all steps of a recipe are finished and all evaluations done."""
+    tested = (step.phase for step in steps if step.is_evaluated)
+    return is_trained(state, steps) and all(phase in state.evaluations for phase in tested)
 
 
-def is_trained(state: RunState, recipe: AnyRecipe) -> bool:
-    """Return whether all phases are finished."""
-    return all(step.phase in state.finished for step in plan_steps(recipe))
+def is_trained(state: RunState, steps: Sequence[Training]) -> bool:
+    """Return whether these steps are finished."""
+    return all(step.phase in state.finished for step in steps)

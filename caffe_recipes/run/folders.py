@@ -25,8 +25,7 @@ from caffe_recipes.recipe.model import AnyRecipe, Transformation, validate_froze
 from caffe_recipes.recipe.source import split_row
 from caffe_recipes.run.events import Created
 from caffe_recipes.run.journal import JOURNAL, Clock, Journal
-from caffe_recipes.run.plan import plan_files
-from caffe_recipes.run.trainer import find_trainer
+from caffe_recipes.run.plan import find_trainer, plan_files
 from caffe_recipes.wording import describe_names, shorten
 
 RUNS = "runs"

@@ -71,7 +71,6 @@ class JournalFile:
         hint: str,
         after_room: str,
         create: bool = False,
-        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """Open and lock the file; raises InputError, which `busy` creates if another process holds the lock.
 
@@ -79,7 +78,7 @@ class JournalFile:
         space.
         """
         self.path = path
-        self._clock, self._pause = clock, pause
+        self._clock, self._pause = clock, time.sleep
         self._after_room = after_room
         self._appending = threading.Lock()
         try:
@@ -233,12 +232,12 @@ def empty_journal_error(path: str | Path) -> JournalError:
     return JournalError(path, "is empty, but the run has snapshots", "restore it, or start over with --new")
 
 
-def branch_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
-    """Return the launches of branches whose outcome is unknown; raises JournalError."""
+def find_open_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
+    """Return the launches of a run and of its branches whose outcome is unknown; raises JournalError."""
     paths = [
         root / folder / JOURNAL for phase, folder in state.branches.items() if phase not in state.finished
     ]
-    launches = [load_journal(path).launch for path in paths if path.exists()]
+    launches = [state.launch, *(load_journal(path).launch for path in paths if path.exists())]
     return tuple(launch for launch in launches if launch is not None)
 
 

@@ -29,7 +29,7 @@ from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.prepare import check_hosts_read, ensure_weights
 from caffe_recipes.run.process import AHEAD_BYTES, POLL_S, TrainerProcess
 from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
-from caffe_recipes.run.steps import Training
+from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (
     LogTail,
     Trouble,
@@ -298,6 +298,7 @@ class _LaunchMonitor:
     ) -> None:
         self.trouble: Trouble | None = None
         self._run, self._training, self._launch = run, training, launch
+        self._whole = plan_steps(run.setting.recipe)
         self._tail, self._trainer, self._pulses = tail, trainer, pulses
         self._watchdog = Watchdog(pulses, run.setting.policy.stall_s)
         self._check_at = 0.0
@@ -404,8 +405,8 @@ class _LaunchMonitor:
             self._keeper.keep_new()
 
     def _show_progress(self) -> None:
-        run, whole = self._run, plan_steps(self._run.setting.recipe)
-        progress = measure_step(self._tail.summary, self._training.phase, run.plan.trainings, whole)
+        run, summary = self._run, self._tail.summary
+        progress = measure_step(summary, self._training.phase, run.plan.trainings, self._whole)
         run.reporter.show_progress(progress)
 
     def _warn_of_guessing(self) -> None:

@@ -42,7 +42,7 @@ from caffe_recipes.run.snapshots import (
     is_whole,
     place_checkpoint,
 )
-from caffe_recipes.run.steps import Checkpoint, Testing, Training
+from caffe_recipes.run.trainer import Checkpoint, Testing, Training
 from caffe_recipes.run.trainer_log import (
     LogPace,
     LogTail,

@@ -1,4 +1,4 @@
-"""Derive the plan of a run from a recipe. Paths are relative to the Caffe root."""
+"""Find the trainer of a recipe, and derive the plan of a run. Paths are relative to the Caffe root."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from caffe_recipes.cluster.launcher import RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.run.steps import RunPlan, Training
-from caffe_recipes.run.trainer import find_trainer
+from caffe_recipes.recipe.model import AnyRecipe, TensorFlowRecipe
+from caffe_recipes.run.caffe import Caffe
+from caffe_recipes.run.tensorflow import TensorFlow
+from caffe_recipes.run.trainer import RunPlan, Trainer, Training
 from caffe_recipes.wording import did_you_mean
+
+
+def find_trainer(recipe: AnyRecipe) -> Trainer:
+    """Return the trainer of a recipe."""
+    return TensorFlow(recipe) if isinstance(recipe, TensorFlowRecipe) else Caffe(recipe)
 
 
 def plan_chain(recipe: AnyRecipe, folder: str, until: str | None = None) -> RunPlan:

@@ -20,7 +20,7 @@ from caffe_recipes.errors import RunFailed
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import run_folders
-from caffe_recipes.run.journal import FULL_DISK_WAIT_S, JOURNAL, branch_launches, name_process
+from caffe_recipes.run.journal import FULL_DISK_WAIT_S, JOURNAL, find_open_launches, name_process
 from caffe_recipes.run.lock import RecipeLock, is_held
 
 POLL_S = 0.1
@@ -62,12 +62,12 @@ class TrainerProcess:
         """Ask Caffe to stop after the current iteration, as Ctrl-C does: hydra passes SIGINT to all ranks."""
         self._signal(signal.SIGINT)
 
-    def stop(self, grace_s: float = GRACE_S) -> None:
-        """Ask the launcher to end its ranks; kill it after `grace_s`. Returns when it has ended.
+    def stop(self) -> None:
+        """Ask the launcher to end its ranks; kill it after GRACE_S. Returns when it has ended.
 
         When the launcher is gone, hydra's proxies kill their ranks, even those that ignore signals.
         """
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + GRACE_S
         try:
             self._signal(signal.SIGTERM)
             while self.is_running() and time.monotonic() < deadline:
@@ -162,10 +162,7 @@ def find_running(root: Path, recipe_name: str) -> Path | None:
 
 def describe_launch(root: Path, state: RunState) -> str:
     """Return a message if a launch of this run is still running on this machine; else ""."""
-    own = (state.launch,) if state.launch else ()
-    lives = any(
-        TrainerProcess(root / each.log).is_running() for each in (*own, *branch_launches(root, state))
-    )
+    lives = any(TrainerProcess(root / each.log).is_running() for each in find_open_launches(root, state))
     return "a launch of this run is under way" if lives else ""
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -34,37 +33,35 @@ from caffe_recipes.run.context import (
     check_submitted,
     find_setting,
 )
-from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete
+from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete, is_trained
 from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
 from caffe_recipes.run.journal import (
     JOURNAL,
-    Clock,
     Journal,
     JournalError,
-    branch_launches,
     empty_journal_error,
+    find_open_launches,
     load_journal,
 )
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.phase import evaluate, note_stop, train
-from caffe_recipes.run.plan import plan_chain, plan_steps
+from caffe_recipes.run.plan import find_trainer, plan_chain, plan_steps
 from caffe_recipes.run.preflight.checks import run_preflight
 from caffe_recipes.run.prepare import ensure_snapshot, prepare, stage_data
 from caffe_recipes.run.process import TrainerProcess, describe_launch
 from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
-from caffe_recipes.run.slurm_job import AskJob, ask_slurm, check_over, this_job
+from caffe_recipes.run.slurm_job import ask_slurm, check_over, this_job
 from caffe_recipes.run.snapshots import choose_interval, verify_kept
-from caffe_recipes.run.steps import RunPlan, Training
-from caffe_recipes.run.trainer import find_trainer
+from caffe_recipes.run.trainer import RunPlan, Training
 from caffe_recipes.wording import describe_count, describe_names
 
 
 def is_finished(recipe: AnyRecipe, steps: tuple[Training, ...], state: RunState) -> bool:
     """Return whether the first steps of a run are finished, and, if these are all steps, also evaluated."""
     if len(steps) == len(plan_steps(recipe)):
-        return is_complete(state, recipe)
-    return all(step.phase in state.finished for step in steps)
+        return is_complete(state, steps)
+    return is_trained(state, steps)
 
 
 def read_finished(
@@ -105,13 +102,11 @@ def report_finished(
 
 def run_chain(
     recipe: AnyRecipe,
-    options: RunOptions | None = None,
+    options: RunOptions,
     reporter: Reporter | None = None,
     *,
     observers: Sequence[Observer] = (),
     connect: Connect = open_host,
-    clock: Clock = time.time,
-    ask_job: AskJob = ask_slurm,
 ) -> RunState:
     """Train all phases of a recipe, or resume its latest run; return the state at the end.
 
@@ -119,12 +114,12 @@ def run_chain(
     changed, RunFailed if the run fails, and Interrupted if it is stopped; in all of these cases no trainer is
     left behind.
     """
-    options, reporter, interrupts = options or RunOptions(), reporter or Reporter(), Interrupts()
+    reporter, interrupts = reporter or Reporter(), Interrupts()
     check_submitted(recipe, os.environ)
     steps = plan_steps(recipe, until=options.until)
     with interrupts.raised(), ExitStack() as stack:
         try:
-            latest = _open_latest(recipe, options, clock, ask_job, reporter.say, stack)
+            latest = _open_latest(recipe, options, reporter.say, stack)
         except JournalError:  # for example on a read-only disk; a finished run can still be shown
             done = read_finished(recipe, options, steps)
             if done is None:
@@ -142,7 +137,7 @@ def run_chain(
         RecipeLock(setting.root, recipe.name).check()
         setting, branches = plan_branches(_preflight(setting, plan, state, reporter), plan, state)
         lock = _acquire_locks(setting, state, stack)
-        journal = latest or create_run(folder, recipe, plan.files, clock)
+        journal = latest or create_run(folder, recipe, plan.files)
         stack.callback(journal.close)
         run = Run(_name_run(journal), setting, plan, name, journal, reporter, interrupts, lock)
         run = replace(run, observers=(reporter.observe, *observers), spares=Spares(setting.spares))
@@ -230,12 +225,7 @@ def _closing(connect: Connect, stack: ExitStack) -> Connect:
 
 
 def _open_latest(
-    recipe: AnyRecipe,
-    options: RunOptions,
-    clock: Clock,
-    ask_job: AskJob,
-    say: Callable[[str], None],
-    stack: ExitStack,
+    recipe: AnyRecipe, options: RunOptions, say: Callable[[str], None], stack: ExitStack
 ) -> Journal | None:
     """Open the journal of the run to resume; None if a new run is to be started.
 
@@ -247,10 +237,10 @@ def _open_latest(
         return None
     folder = folders[-1]
     try:
-        journal = Journal(folder / JOURNAL, clock)
+        journal = Journal(folder / JOURNAL)
         stack.callback(journal.close)
         state = journal.state()
-        launches = (*([state.launch] if state.launch else []), *branch_launches(options.root, state))
+        launches = find_open_launches(options.root, state)
     except JournalError:
         if not options.new:
             raise
@@ -263,7 +253,7 @@ def _open_latest(
         raise empty_journal_error(journal.path)
     for launch in launches:
         if launch.host != socket.gethostname():
-            check_over(launch, folder, this_job(os.environ), ask_job, say)
+            check_over(launch, folder, this_job(os.environ), ask_slurm, say)
     changes = describe_changes(folder, recipe)
     if changes:
         raise InputError(folder, changes, "undo that to resume this run, or start another with --new")

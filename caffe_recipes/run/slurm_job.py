@@ -29,7 +29,7 @@ from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.events import Launch, RunState
 from caffe_recipes.run.folders import run_folders
-from caffe_recipes.run.trainer import find_trainer
+from caffe_recipes.run.plan import find_trainer
 from caffe_recipes.wording import describe_count
 
 AskJob = Callable[[int], Iterable[Job]]

@@ -24,7 +24,7 @@ from caffe_recipes.errors import (
     RunFailed,
     WeightsError,
 )
-from caffe_recipes.run.steps import Checkpoint
+from caffe_recipes.run.trainer import Checkpoint
 
 
 class BadSnapshot(RunFailed):

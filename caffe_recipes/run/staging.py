@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from caffe_recipes.cluster import remote
 from caffe_recipes.cluster.commands import COMMAND_S, Host, Say
-from caffe_recipes.cluster.hosts import Answer, LocalHost, ask_all, first_error, open_all
+from caffe_recipes.cluster.hosts import Answer, LocalHost, ask_all, first_error, opened
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
 from caffe_recipes.cluster.staging.plan import CopyRates, How
@@ -36,11 +36,9 @@ from caffe_recipes.run.context import (
     search_path,
 )
 from caffe_recipes.run.events import RunState
+from caffe_recipes.run.plan import find_trainer
 from caffe_recipes.run.preflight.nodes import ASK_S, ask_facts
 from caffe_recipes.run.process import describe_work
-from caffe_recipes.run.trainer import find_trainer
-
-T = TypeVar("T")
 
 
 def stage_recipe(
@@ -63,15 +61,12 @@ def stage_recipe(
     trainer.check_source(root, given)
     sets = trainer.file_sets(root, names, given, is_whole=options.is_whole)
     for files in sets:
-        check_source(root, files.read_paths)
+        check_source_access(root, files.read_paths)
     if len(names) < recipe.cluster.nodes:
         few = f"names {len(names)} of the {recipe.cluster.nodes} hosts that a run needs"
         say(f"{found.where}: {few}; add the others before you start a run")
-    return with_hosts(
-        names,
-        lambda name: connect(name, profile.copy_with),
-        lambda hosts: _stage_sets(hosts, sets, ways, say),
-    )
+    with opened(names, lambda name: connect(name, profile.copy_with)) as hosts:
+        return _stage_sets(hosts, sets, ways, say)
 
 
 def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost, ...]:
@@ -85,7 +80,7 @@ def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost,
     hosts = setting.lmdb_hosts if setting.recipe.reads_lmdb else setting.hosts
     sets = setting.trainer.file_sets(setting.root, [host.name for host in hosts], source)
     for files in sets:
-        check_source(setting.root, files.read_paths)
+        check_source_access(setting.root, files.read_paths)
     return _stage_sets(hosts, sets, ways, say)
 
 
@@ -176,16 +171,6 @@ def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], FoundHost
     return found.names, found
 
 
-def with_hosts(names: Sequence[str], connect: Callable[[str], Host], act: Callable[[Sequence[Host]], T]) -> T:
-    """Open hosts, call `act` with them, and close them; return its result."""
-    hosts = open_all(names, connect)
-    try:
-        return act(hosts)
-    finally:
-        for host in hosts:
-            host.close()
-
-
 def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> list[Cleaned]:
     """Remove a recipe's staged training data; return the outcome for each host.
 
@@ -201,19 +186,16 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
     work = describe_work(root, recipe.name, RunState())
     if work:
         raise InputError(places[0], f"is in use: {work}", "wait until it ends, or stop it")
-
-    def act(hosts: Sequence[Host]) -> list[Cleaned]:
+    with opened(names, lambda name: connect(name, copy_with)) as hosts:
         done = [_clean(hosts, place, files, root) for place in places]
-        return [
-            Cleaned(
-                each[0].host,
-                "; ".join(dict.fromkeys(one.outcome for one in each)),
-                any(one.failed for one in each),
-            )
-            for each in zip(*done, strict=True)
-        ]
-
-    return with_hosts(names, lambda name: connect(name, copy_with), act)
+    return [
+        Cleaned(
+            each[0].host,
+            "; ".join(dict.fromkeys(one.outcome for one in each)),
+            any(one.failed for one in each),
+        )
+        for each in zip(*done, strict=True)
+    ]
 
 
 def _clean(hosts: Sequence[Host], place: str, files: Sequence[str], root: Path) -> list[Cleaned]:
@@ -262,7 +244,7 @@ _SOURCE_HINT = "ask its owner to remove it, or give the folder of your own copy 
 _CHECK_S_PER_FILE = 0.2
 
 
-def check_source(root: Path, paths: Sequence[str]) -> None:
+def check_source_access(root: Path, paths: Sequence[str]) -> None:
     """Raise NodeRefusal if another user could have put a source's folder, or files of it, on this machine."""
     folder, *rest = dict.fromkeys(paths)
     limit_s = COMMAND_S + len(rest) * _CHECK_S_PER_FILE

@@ -46,7 +46,7 @@ from caffe_recipes.errors import ClusterError, DataError, InputError, WeightsErr
 from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.run.snapshots import as_failure, verify_digest
-from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
+from caffe_recipes.run.trainer import Attempt, Checkpoint, Testing, Trainer, Training, Trial
 from caffe_recipes.tensorflow.logs import parse_evaluations
 from caffe_recipes.tensorflow.records import deal_files
 from caffe_recipes.tensorflow.run import (
@@ -103,12 +103,11 @@ print(f"caffe-recipes: TensorFlow {tensorflow.__version__}, Horovod {horovod.__v
 
 
 @dataclass(frozen=True)
-class TensorFlow:
+class TensorFlow(Trainer):
     """The trainer that runs resnet_main.py on every rank, and resnet_eval.py for the evaluation."""
 
     recipe: TensorFlowRecipe
     title: ClassVar[str] = "TensorFlow"
-    is_ours: ClassVar[bool] = False
     always_checkpoints: ClassVar[bool] = True
     failure_hint: ClassVar[str] = "name the Python that has TensorFlow and Horovod as `python` in the profile"
     model_suffix: ClassVar[str] = _STATE
@@ -253,11 +252,6 @@ class TensorFlow:
         return self.recipe.tensorflow.data.validation.folder
 
     @property
-    def tests_on_ranks(self) -> bool:
-        """Whether ranks read the validation records: only the evaluation does."""
-        return False
-
-    @property
     def staged_folders(self) -> tuple[str, ...]:
         """The folders of training records, and of validation records if they have a source."""
         data = self.recipe.tensorflow.data
@@ -364,17 +358,9 @@ class TensorFlow:
         numbers = {int(match[1]) for name, match in found.items() if match and name in others}
         yield from (f"model.ckpt-{number}" for number in sorted(numbers))
 
-    def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
-        """Return None: the program cannot write a checkpoint on request."""
-        return None
-
     def new_log_summary(self) -> LogSummary:
         """Return an empty log summary to feed lines into."""
         return ProgramLog()
-
-    def find_omission(self, summary: LogSummary, training: Training, root: Path) -> str | None:
-        """Return None: the program itself compares the names and shapes in a checkpoint with its model."""
-        return None
 
     def prefix(self, training: Training) -> str:
         """Return the common prefix of the paths of all checkpoints."""

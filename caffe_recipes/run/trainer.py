@@ -1,20 +1,137 @@
-"""The interface between a run and the program that trains. No other module of `run` knows a program."""
+"""The interface between a run and the program that trains, and the types that both use: the steps of a run.
+
+No other module of `run` knows a program, except for those that implement this, and `plan`, which chooses
+one of them. Paths are relative to the Caffe root.
+"""
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.cluster.staging.sets import FileSet
-from caffe_recipes.recipe.model import AnyRecipe, TensorFlowRecipe
-from caffe_recipes.run.caffe import Caffe
-from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
-from caffe_recipes.run.tensorflow import TensorFlow
+from caffe_recipes.recipe.model import Reported
 from caffe_recipes.tensorflow.run import Misspelt
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training of one phase: the trainer's arguments, and the files that it writes on the first host.
+
+    The trainer writes its last model to `snapshot`; once verified, a copy is kept at `fetched`. `needed` are
+    earlier snapshots from which later phases start, as pairs of paths: as written, and as kept.
+    `snapshots_at` are the iterations of those, and of the last one if the trainer is stopped there
+    (`is_stopped`). `snapshots` is the number of snapshots that it writes, one every `every_iter` iterations.
+    Its log shows the loss every `display_iter` iterations; 0 if that is not known.
+    `starts_from` is the phase whose model it starts from. No other phase starts from one that `is_end`.
+    """
+
+    phase: str
+    net: str
+    arguments: tuple[str, ...]
+    weights: str | None
+    snapshot: str
+    fetched: str
+    last_iter: int
+    is_stopped: bool
+    images_per_iter: int
+    snapshots: int
+    needed: tuple[tuple[str, str], ...] = ()
+    snapshots_at: tuple[int, ...] = ()
+    every_iter: int = 0
+    display_iter: int = 0
+    starts_from: str | None = None
+    is_end: bool = True
+    is_evaluated: bool = False
+    reported: Reported = field(default_factory=Reported)
+
+    @property
+    def snapshot_paths(self) -> tuple[str, ...]:
+        """The paths on the first host to which the trainer writes the snapshots that are needed."""
+        return (self.snapshot, *(path for path, _ in self.needed))
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The paths where its verified files are kept."""
+        return (self.fetched, *(kept for _, kept in self.needed))
+
+    @property
+    def images(self) -> int:
+        """The number of images that it trains on, over all iterations."""
+        return self.last_iter * self.images_per_iter
+
+    def trained_path(self, kept: str) -> str:
+        """Return the path on rank 0's host to which the trainer wrote a kept file."""
+        return posixpath.join(posixpath.dirname(self.snapshot), posixpath.basename(kept))
+
+
+@dataclass(frozen=True)
+class Testing:
+    """The evaluation of a phase's model, by one process on this machine.
+
+    It reads the `weights`, the `needed` files, and `files`, {path: text}, which are written before it starts.
+    """
+
+    phase: str
+    net: str
+    arguments: tuple[str, ...]
+    weights: str
+    iterations: int
+    needed: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run does once its data are staged; `files` are written first: {path: text}."""
+
+    files: Mapping[str, str]
+    trainings: tuple[Training, ...]
+    testings: tuple[Testing, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The two files from which a phase is resumed, kept at `state` and `model` under the Caffe root.
+
+    The trainer wrote them to `state_path` and `model_path`, where every rank reads them on resuming.
+    """
+
+    phase: str
+    iteration: int
+    state: str
+    state_sha256: str
+    model: str
+    model_sha256: str
+    state_path: str
+    model_path: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A short test of a trainer on one host: files for a temporary folder, and the arguments of each attempt.
+
+    `attempts` are by name; `all_well` is the message if all of them succeed.
+    """
+
+    files: Mapping[str, str]
+    attempts: Mapping[str, tuple[str, ...]]
+    all_well: str
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a trial: the trainer's exit code, and the end of its log."""
+
+    code: int
+    log: str
 
 
 class Trainer(Protocol):
@@ -22,35 +139,28 @@ class Trainer(Protocol):
 
     A model is a file of trained weights. A snapshot is a model that the program writes in a phase, with a
     file of the solver's state. A checkpoint is a snapshot that is kept to resume the phase from.
+
+    Messages have the program's `title`, such as "Caffe", the `file_kind` of one of its `files`, such as
+    "prototxt", and its `initialization` of a phase that starts from no weights; they end with `failure_hint`
+    if the program does not work. `model_suffix` is that of model files, such as ".caffemodel". `checks` are
+    the preflight checks that it needs besides those of every run. A program that `always_checkpoints` writes
+    checkpoints even if the user asks for none.
+
+    What has a body here is what a program does unless it says otherwise.
     """
 
-    @property
-    def title(self) -> str:
-        """The name of the program in messages, such as "Caffe"."""
+    title: ClassVar[str]
+    file_kind: ClassVar[str]
+    initialization: ClassVar[str]
+    failure_hint: ClassVar[str]
+    model_suffix: ClassVar[str]
+    checks: ClassVar[tuple[str, ...]]
+    always_checkpoints: ClassVar[bool]
 
     @property
     def is_ours(self) -> bool:
         """Whether the program ships with this package, as caffe-torch does."""
-
-    @property
-    def failure_hint(self) -> str:
-        """What to do if the program does not work, as the end of an error message."""
-
-    @property
-    def model_suffix(self) -> str:
-        """The suffix of model files, such as ".caffemodel"."""
-
-    @property
-    def file_kind(self) -> str:
-        """The noun for one of `files` in messages, such as "prototxt"."""
-
-    @property
-    def initialization(self) -> str:
-        """What initializes a phase that starts from no weights, for messages."""
-
-    @property
-    def checks(self) -> tuple[str, ...]:
-        """The names of the preflight checks that this program needs besides those of every run."""
+        return False
 
     @property
     def landmarks(self) -> tuple[str, ...]:
@@ -59,10 +169,6 @@ class Trainer(Protocol):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The files that the program runs or reads besides the data and what phases write."""
-
-    @property
-    def always_checkpoints(self) -> bool:
-        """Whether the program writes checkpoints even if the user asks for none."""
 
     @property
     def data_folder(self) -> str:
@@ -79,10 +185,12 @@ class Trainer(Protocol):
     @property
     def tests_on_ranks(self) -> bool:
         """Whether each rank opens the test data during training, too."""
+        return False
 
     @property
     def staged_folders(self) -> tuple[str, ...]:
         """The folders on the nodes to which data are staged."""
+        return (self.data_folder,)
 
     def file_sets(
         self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
@@ -114,6 +222,7 @@ class Trainer(Protocol):
 
     def environment(self, root: Path) -> dict[str, str]:
         """Return the environment variables that each process of the program needs."""
+        return {}
 
     def steps(self, folder: str) -> tuple[Training, ...]:
         """Return the phases to train, in order, for a run whose folder is `folder`."""
@@ -126,6 +235,7 @@ class Trainer(Protocol):
 
         None if `check_model` is enough.
         """
+        return None
 
     def main_line(self) -> frozenset[str]:
         """Return the names of the main phases; all others are branches, which may be trained beside them."""
@@ -138,6 +248,7 @@ class Trainer(Protocol):
 
     def unknown_flags(self) -> tuple[Misspelt, ...]:
         """Return the flags of the recipe that the programs do not know: location, what is wrong, hint."""
+        return ()
 
     def folders(self) -> tuple[str, ...]:
         """Return the folders that hold `files`."""
@@ -164,23 +275,27 @@ class Trainer(Protocol):
     def set_aside(self, root: Path, training: Training, checkpoint: Checkpoint | None) -> Iterator[str]:
         """Move away any checkpoint that the program would resume instead of `checkpoint`.
 
-        Yields the names of those that were moved.
+        Yields the names of those that were moved; none if the program reads only the one that it is given.
         """
+        yield from ()
 
     def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
         """Return the argument that identifies rank 0's process, which is then signalled to write a snapshot.
 
         None if the program cannot write a snapshot on request.
         """
+        return None
 
     def new_log_summary(self) -> LogSummary:
         """Return an empty log summary to feed lines into."""
+        return LogSummary()
 
     def find_omission(self, summary: LogSummary, training: Training, root: Path) -> str | None:
         """Return which of its initial weights the program ignored, as a message based on its log.
 
-        None if it loaded all of them.
+        None if it loaded all of them, or compares the names and shapes with its model itself.
         """
+        return None
 
     # Models and checkpoints.
 
@@ -225,11 +340,7 @@ class Trainer(Protocol):
 
     def world_arguments(self) -> tuple[str, ...]:
         """Return arguments that make each rank print `caffe-recipes: rank R of N`; empty if it cannot."""
+        return ()
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
         """Return the results of an evaluation by name; empty if its log has none."""
-
-
-def find_trainer(recipe: AnyRecipe) -> Trainer:
-    """Return the trainer of a recipe."""
-    return TensorFlow(recipe) if isinstance(recipe, TensorFlowRecipe) else Caffe(recipe)

@@ -54,3 +54,13 @@ def test_an_empty_name_is_not_a_member(tmp_path: Path) -> None:
     done = call(tmp_path, "small", "--members", "a,,b")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "Error: Invalid value for '--members': a name is empty; write A,B"
+
+
+def test_without_numpy_the_extra_is_named_and_the_help_is_shown(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['numpy'] = None; from caffe_recipes.cli.main import main; main()"
+    for word, exit_code in (("small", 2), ("--help", 0)):
+        argv = [sys.executable, "-c", code, "ensemble", word]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (exit_code, False)
+        hint = "install the extra 'engine' of caffe-recipes (see its README)"
+        assert done.stderr == (f"Error: ensemble: needs numpy; {hint}\n" if exit_code else "")

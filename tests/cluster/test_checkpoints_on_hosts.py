@@ -18,7 +18,7 @@ from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.caffe import Caffe, require_caffe
 from caffe_recipes.run.snapshots import drop_checkpoints, place_checkpoint
-from caffe_recipes.run.steps import Checkpoint, Training
+from caffe_recipes.run.trainer import Checkpoint, Training
 from tests.cluster.harness.cluster import Cluster
 
 pytestmark = pytest.mark.cluster

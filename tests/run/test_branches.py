@@ -12,9 +12,8 @@ from rich.console import Console
 from caffe_recipes.errors import RecipeError, RunFailed, WeightsError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.monitor.follow import AttachOptions, attach
+from caffe_recipes.run.monitor.follow import AttachOptions, StatusOptions, attach
 from caffe_recipes.run.monitor.status import (
-    StatusOptions,
     find_status,
     status_as_json,
     status_details,

@@ -19,7 +19,7 @@ from caffe_recipes.errors import PrototxtError, RunFailed, WeightsError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.caffe import Caffe, render_checkpoint_solver, require_caffe
 from caffe_recipes.run.snapshots import choose_interval, drop_checkpoints, place_checkpoint
-from caffe_recipes.run.steps import Checkpoint, Training
+from caffe_recipes.run.trainer import Checkpoint, Training
 
 NET = """name: "tiny"
 layer { name: "data" type: "Data" top: "data" top: "label"

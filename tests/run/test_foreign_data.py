@@ -20,7 +20,7 @@ from caffe_recipes.errors import CaffeRecipesError, ClusterError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions, StageOptions, find_setting
 from caffe_recipes.run.preflight.checks import preflight_recipe
-from caffe_recipes.run.staging import DataPart, check_data, check_source, stage_recipe
+from caffe_recipes.run.staging import DataPart, check_data, check_source_access, stage_recipe
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -148,17 +148,17 @@ def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Pa
         (source / name).write_bytes(b"records")
     files = [SetFile(name, stat_source(source / name)) for name in ("train-0", "train-1")]
     records = FileSet("/tmp/records", source, {"n1": files[:1], "n2": files[1:]})
-    check_source(tmp_path, records.read_paths)
+    check_source_access(tmp_path, records.read_paths)
     os.chown(source / "train-1", NOBODY, NOBODY)
     with pytest.raises(NodeRefusal, match=rf"localhost:{source}: contains train-1, which belongs to user"):
-        check_source(tmp_path, records.read_paths)
+        check_source_access(tmp_path, records.read_paths)
     os.chown(source / "train-1", 0, 0)
     (source / "train-1").chmod(0o666)
     with pytest.raises(NodeRefusal, match=rf"{source}: contains train-1, which can be changed by anybody"):
-        check_source(tmp_path, records.read_paths)
+        check_source_access(tmp_path, records.read_paths)
     source.chmod(0o777)
     with pytest.raises(NodeRefusal, match=rf"localhost:{source}: can be changed by anybody; ask its owner"):
-        check_source(tmp_path, records.read_paths)
+        check_source_access(tmp_path, records.read_paths)
 
 
 def test_staged_data_are_checked_before_each_run(place: Place) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.events import Notice, RunState, StateDraft
-from caffe_recipes.run.journal import Journal, JournalError, branch_launches, fold_journal, load_journal
+from caffe_recipes.run.journal import Journal, JournalError, find_open_launches, fold_journal, load_journal
 
 LAUNCH = {"phase": "init", "attempt": 1, "log": "init-1.log", "host": "login1", "stamp": None}
 FINISH = {
@@ -237,13 +237,13 @@ def test_the_launch_of_a_branch_is_found_by_its_own_journal_until_the_run_knows_
     beside.mkdir(parents=True)
     with closing(open_journal(tmp_path)) as journal:
         journal.write("branched", phase="side", folder="branches/side", hosts=["n2"])
-        assert branch_launches(tmp_path, journal.state()) == ()
+        assert find_open_launches(tmp_path, journal.state()) == ()
         with closing(journal.open_branch(beside / "journal.jsonl")) as branch:
             branch.write("launched", **{**LAUNCH, "phase": "side"})
-        (launch,) = branch_launches(tmp_path, journal.state())
+        (launch,) = find_open_launches(tmp_path, journal.state())
         assert launch.phase == "side"
         journal.write("finished", **{**FINISH, "phase": "side"})
-        assert branch_launches(tmp_path, journal.state()) == ()
+        assert find_open_launches(tmp_path, journal.state()) == ()
 
 
 class FullDisk:

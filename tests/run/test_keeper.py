@@ -20,7 +20,7 @@ from caffe_recipes.run.launch import CheckpointKeeper
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.signals import Interrupts
-from caffe_recipes.run.steps import Training
+from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import LogTail
 from tests.stand_in.messages import render_model, render_state
 from tests.stand_in.training import shapes_of

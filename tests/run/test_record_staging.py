@@ -20,9 +20,9 @@ from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_tensorflow_run, parse_any_recipe
 from caffe_recipes.run.context import StageOptions
+from caffe_recipes.run.plan import find_trainer
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
 from caffe_recipes.run.tensorflow import TensorFlow
-from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.tensorflow.records import deal_files
 
 SHIPPED = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")

@@ -20,8 +20,8 @@ from caffe_recipes.run.folders import freeze_recipe, thaw_recipe
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.nodes import look_at_nodes
 from caffe_recipes.run.preflight.trials import check_ranks
-from caffe_recipes.run.steps import Attempt, Checkpoint
 from caffe_recipes.run.tensorflow import ProgramLog, TensorFlow
+from caffe_recipes.run.trainer import Attempt, Checkpoint
 from caffe_recipes.run.trainer_log import LogTail, find_failure, images_per_s
 
 DIGITS = TensorFlow(load_tensorflow_run("tf-digits-local"))

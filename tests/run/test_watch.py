@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe.logs import LogSummary, read_log
-from caffe_recipes.run.steps import Training
+from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (
     LogTail,
     find_divergence,

@@ -6,7 +6,6 @@ Also finds the run that the user named, and reads the recipe that it was started
 from __future__ import annotations
 
 import base64
-import difflib
 import json
 import os
 import posixpath
@@ -28,6 +27,7 @@ from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, parse_run_name, sort_runs, thaw_recipe
 from caffe_recipes.run.journal import JOURNAL
+from caffe_recipes.wording import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -275,8 +275,7 @@ def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> s
         command = f"`caffe-recipes run {recipe_file or recipe}`"
         hint = f"start one with {command}, or give the folder that contains `runs` with --caffe-root"
         raise InputError(where, f"no run of {recipe} found", hint)
-    near = difflib.get_close_matches(recipe, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else _describe_runs(names)
+    hint = did_you_mean(recipe, names) or _describe_runs(names)
     raise InputError(where, f"no run or recipe is named {recipe[:80]!r}", hint)
 
 

@@ -55,7 +55,7 @@ from caffe_recipes.run.monitor.files import (
     load_frozen,
     name_recipe,
 )
-from caffe_recipes.run.plan import plan_steps
+from caffe_recipes.run.plan import find_trainer, plan_steps
 from caffe_recipes.run.submit.submissions import (
     Ask,
     SubmittedJob,
@@ -64,7 +64,6 @@ from caffe_recipes.run.submit.submissions import (
     read_submissions,
     slurm_for,
 )
-from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.run.trainer_log import Progress, measure_step
 
 # At most this much is read from the end of a log; it holds several displays of 128 ranks.
@@ -113,6 +112,7 @@ class ShownRun:
         """
         self._given, self._with_branches, self._is_branch = given, with_branches, is_branch
         self.path, self.recipe, self.reporter = path, recipe, reporter or Reporter(Console(quiet=True))
+        self.steps = plan_steps(recipe)
         self.state = RunState()
         self.failure: RunFailed | None = None
         self.folder = "/".join(posixpath.normpath(path).split("/")[-2:])
@@ -146,12 +146,12 @@ class ShownRun:
     @property
     def is_complete(self) -> bool:
         """Whether all phases are finished and all evaluations done."""
-        return is_complete(self.state, self.recipe)
+        return is_complete(self.state, self.steps)
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models of a finished run, one per branch, as paths in the run's folder where that is now."""
-        ends = (step.phase for step in plan_steps(self.recipe) if step.is_end)
+        ends = (step.phase for step in self.steps if step.is_end)
         snapshots = (self.state.finished[phase].snapshot for phase in ends)
         return tuple(f"{self.path}/snapshots/{posixpath.basename(snapshot)}" for snapshot in snapshots)
 
@@ -160,7 +160,7 @@ class ShownRun:
 
         If branches are followed, the same files of each branch in progress come after these.
         """
-        phases = {step.phase for step in plan_steps(self.recipe)} if self._with_branches else ()
+        phases = {step.phase for step in self.steps} if self._with_branches else ()
         for phase in self.state.branches:
             if phase not in phases:  # the journal may name anything
                 continue
@@ -219,7 +219,7 @@ class ShownRun:
 
     def progress(self) -> Progress | None:
         """Return the progress of the current phase; None if there is no launch, or no loss in its log yet."""
-        launch, steps = self.state.launch, plan_steps(self.recipe)
+        launch, steps = self.state.launch, self.steps
         if launch is None or launch.log != self._log.name or not self._log.summary.losses:
             return None
         if all(step.phase != launch.phase for step in steps):
@@ -343,6 +343,14 @@ class FollowEnv:
 FOLLOW_ENV = FollowEnv()
 
 
+@dataclass(frozen=True)
+class StatusOptions:
+    """Options of `status`; `attach` and `logs` have them too. `root` is a path on the host `on`."""
+
+    root: str = "."
+    on: str | None = None
+
+
 class PolledRun(Protocol):
     """The part of a run that a Follower needs: its process and the files to read."""
 
@@ -365,12 +373,12 @@ class RunsFolder:
 
 
 @contextmanager
-def open_runs(root: str, on: str | None, env: FollowEnv) -> Iterator[RunsFolder]:
+def open_runs(options: StatusOptions, env: FollowEnv) -> Iterator[RunsFolder]:
     """Open the runs in a Caffe root on a host, or on this machine; raises InputError for a bad host name."""
-    files = HostFiles(env.connect(on, "auto")) if on else LocalFiles()
+    files = HostFiles(env.connect(options.on, "auto")) if options.on else LocalFiles()
     with closing(files):
-        path = posixpath.normpath(posixpath.join(root, RUNS))
-        yield RunsFolder(files, root, path, env.ask or slurm_for(files))
+        path = posixpath.normpath(posixpath.join(options.root, RUNS))
+        yield RunsFolder(files, options.root, path, env.ask or slurm_for(files))
 
 
 @dataclass
@@ -547,11 +555,9 @@ _BEYOND = 1 << 62
 
 
 @dataclass(frozen=True)
-class AttachOptions:
-    """Options of `attach`; `root` is a path on the host `on`."""
+class AttachOptions(StatusOptions):
+    """Options of `attach`."""
 
-    root: str = "."
-    on: str | None = None
     once: bool = False
 
 
@@ -564,7 +570,7 @@ def attach(run: str, options: AttachOptions, reporter: Reporter, env: FollowEnv 
     without a final event.
     """
     with ExitStack() as stack:
-        runs = stack.enter_context(open_runs(options.root, options.on, env))
+        runs = stack.enter_context(open_runs(options, env))
         stack.callback(reporter.end_progress)
         say, files = reporter.say_above_progress, runs.files
         jobs = JobPoller(runs, say, env.clock)

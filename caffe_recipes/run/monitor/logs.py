@@ -28,10 +28,10 @@ from caffe_recipes.run.monitor.follow import (
     JobPoller,
     RunsFolder,
     ShownRun,
+    StatusOptions,
     open_runs,
     wait_for_run,
 )
-from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.submit.submissions import (
     Submission,
     SubmittedJob,
@@ -47,11 +47,9 @@ _MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class LogOptions:
-    """Options of `logs`; `root` is a path on the host `on`."""
+class LogOptions(StatusOptions):
+    """Options of `logs`."""
 
-    root: str = "."
-    on: str | None = None
     follow: bool = False
     phase: str | None = None
     rank: int | None = None
@@ -71,7 +69,7 @@ def show_log(
     phase or the log does not exist, and with `follow` RunFailed as `attach` does.
     """
     with ExitStack() as stack:
-        runs = stack.enter_context(open_runs(options.root, options.on, env))
+        runs = stack.enter_context(open_runs(options, env))
         jobs = JobPoller(runs, say if options.follow else _keep_quiet, env.clock)
         path = wait_for_run(run, jobs, env, once=not options.follow)
         if path is None:
@@ -94,7 +92,7 @@ def show_log(
 
 def _check_wanted(shown: ShownRun, options: LogOptions) -> None:
     """Raise InputError if the run does not have the requested rank or phase."""
-    ranks, phases = shown.recipe.cluster.ranks, [step.phase for step in plan_steps(shown.recipe)]
+    ranks, phases = shown.recipe.cluster.ranks, [step.phase for step in shown.steps]
     if options.rank is not None and options.rank >= ranks:
         valid = "only rank 0" if ranks == 1 else f"{ranks} ranks, 0 to {ranks - 1}"
         raise InputError(shown.folder, f"has no rank {options.rank}", f"it has {valid}")
@@ -115,7 +113,7 @@ def show_job_log(
     The job is the running one, else the last that has started. Raises InputError if no job was submitted, or
     if there is no output yet.
     """
-    with open_runs(options.root, options.on, env) as runs:
+    with open_runs(options, env) as runs:
         path, where = _find_output(runs, run, options)
         say(f"==> {path} <==")
         offset = 0

@@ -18,7 +18,7 @@ from typing import Any
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
-from caffe_recipes.run.folders import parse_run_name
+from caffe_recipes.run.folders import parse_run_name, sort_runs
 from caffe_recipes.run.journal import JOURNAL, empty_journal_error
 from caffe_recipes.run.monitor.files import (
     HostFiles,
@@ -33,9 +33,10 @@ from caffe_recipes.run.monitor.follow import (
     Follower,
     RunInterrupted,
     ShownRun,
+    StatusOptions,
     open_runs,
 )
-from caffe_recipes.run.plan import find_step, plan_steps
+from caffe_recipes.run.plan import find_step, find_trainer
 from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
@@ -48,7 +49,6 @@ from caffe_recipes.run.submit.submissions import (
     read_submissions,
     submitted_by_hand,
 )
-from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.run.trainer_log import Progress, next_display
 from caffe_recipes.units import write_clock
 from caffe_recipes.wording import printable, shorten
@@ -56,14 +56,6 @@ from caffe_recipes.wording import printable, shorten
 # How many runs of a recipe are searched for an earlier speed, and below which share of it a run is slow.
 _RECENT_RUNS = 10
 _SLOW = 0.8
-
-
-@dataclass(frozen=True)
-class StatusOptions:
-    """Options of `status`; `root` is a path on the host `on`."""
-
-    root: str = "."
-    on: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,7 @@ class RunStatus:
     @property
     def is_evaluating(self) -> bool:
         """Whether all phases are finished and only the evaluation remains."""
-        return self.run is not None and is_trained(self.run.state, self.run.recipe)
+        return self.run is not None and is_trained(self.run.state, self.run.steps)
 
 
 def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[RunStatus]:
@@ -143,7 +135,7 @@ def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[R
 
     Raises InputError if the root does not exist, and ClusterError if the host fails.
     """
-    with open_runs(options.root, options.on, env) as runs:
+    with open_runs(options, env) as runs:
         files, path = runs.files, runs.path
         found = [_read_run(files, f"{path}/{name}") for name in files.names(path)]
         submitted = {name: read_submissions(files, path, name) for name in files.names(path, SUFFIX)}
@@ -160,7 +152,7 @@ def find_status(
     With `reach`, the host of its process is asked whether the process is alive if that is not known.
     """
     with ExitStack() as stack:
-        runs = stack.enter_context(open_runs(options.root, options.on, env))
+        runs = stack.enter_context(open_runs(options, env))
         files, recipe = runs.files, name_recipe(run)
         submitted = read_submissions(files, runs.path, recipe)
         try:
@@ -198,12 +190,9 @@ def _find_earlier(files: RunFiles, runs: str, status: RunStatus) -> tuple[str, f
     progress = status.progress
     if progress is None:
         return None
-    parsed = [found for name in files.names(runs) if (found := parse_run_name(name))]
-    earlier = [
-        number for recipe, number in parsed if recipe == status.recipe and number < _number(status.name)
-    ]
-    for number in sorted(earlier, reverse=True)[:_RECENT_RUNS]:
-        name = f"{status.recipe}-{number}"
+    names = sort_runs(files.names(runs), status.recipe)
+    earlier = [name for name in names if _number(name) < _number(status.name)]
+    for name in reversed(earlier[-_RECENT_RUNS:]):
         other = _read_run(files, f"{runs}/{name}").run
         finish = other.state.finished.get(progress.phase) if other else None
         if finish is not None and finish.images_per_s:
@@ -416,7 +405,7 @@ def _phase_of(run: ShownRun | None) -> str:
     """Return the number and name of the current phase, or of the next one; "" once all are finished."""
     if run is None or run.is_complete:
         return ""
-    names = [step.phase for step in plan_steps(run.recipe)]
+    names = [step.phase for step in run.steps]
     launched = run.state.launch.phase if run.state.launch else None
     left = [launched] if launched in names else [name for name in names if name not in run.state.finished]
     return f"{names.index(left[0]) + 1}/{len(names)} {left[0]}" if left and left[0] else "evaluation"
@@ -593,7 +582,7 @@ def _describe_phase(run: ShownRun, status: RunStatus) -> str:
     if run.state.launch is None:
         return "evaluating" if status.is_evaluating else "preparing"
     name = run.state.launch.phase
-    names = [step.phase for step in plan_steps(run.recipe)]
+    names = [step.phase for step in run.steps]
     place = f" ({names.index(name) + 1} of {len(names)})" if name in names else ""
     if progress is None:
         step = find_step(run.recipe, name) if name in names else None

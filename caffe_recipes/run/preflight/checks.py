@@ -16,7 +16,7 @@ from caffe_recipes.run.context import Connect, RunOptions, Setting, find_setting
 from caffe_recipes.run.events import RunState, is_trained
 from caffe_recipes.run.folders import RUNS, next_folder, root_words, run_folders
 from caffe_recipes.run.journal import JOURNAL, load_journal
-from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import (
     check_clocks,
@@ -41,7 +41,7 @@ from caffe_recipes.run.preflight.storage import (
 )
 from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
 from caffe_recipes.run.process import describe_work, find_running
-from caffe_recipes.run.steps import RunPlan
+from caffe_recipes.run.trainer import RunPlan
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
     "hosts": check_hosts,
@@ -116,7 +116,7 @@ def preflight_recipe(recipe: AnyRecipe, options: RunOptions, connect: Connect) -
     setting = find_setting(recipe, options, connect)
     folders = [] if options.new else run_folders(options.root, recipe.name)
     state = load_journal(folders[-1] / JOURNAL) if folders else RunState()
-    if is_trained(state, recipe):
+    if is_trained(state, plan_steps(recipe)):
         folders, state = [], RunState()
     folder = folders[-1] if folders else next_folder(options.root, recipe.name)
     under_way = describe_work(setting.root, recipe.name, state)

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import opened
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.run.journal import name_branch
@@ -88,7 +89,7 @@ def check_cores(view: NodeView) -> list[CheckResult]:
     """Compare the hosts' cores with the recipe's pinning and needs, with the profile, and with each other."""
     seen = ", ".join(dict.fromkeys(str(facts.processors) for facts in view.facts.values()))
     cores = f"{seen} per host, {_needed_cores(view)} needed"
-    return as_findings("cores", judge_cores(view), cores) if seen else _skip_unreachable(view, "cores")
+    return as_findings("cores", judge_cores(view), cores) if seen else view.skip_unreachable("cores")
 
 
 def judge_cores(view: NodeView) -> list[HostProblem]:
@@ -102,7 +103,7 @@ def check_memory(view: NodeView) -> list[CheckResult]:
     """Report the hosts with less memory than the profile says, or less in total or free than the others."""
     totals, free = _memories(view)
     if not totals:
-        return _skip_unreachable(view, "memory")
+        return view.skip_unreachable("memory")
     least = f"{describe_bytes(min(totals.values()))} per host, {describe_bytes(min(free.values()))} free"
     return as_findings("memory", judge_memory(view), least)
 
@@ -156,7 +157,7 @@ def judge_tmp(view: NodeView) -> list[HostProblem]:
 def check_clocks(view: NodeView) -> list[CheckResult]:
     """Report the hosts whose clock differs from ours by more than MOST_SKEW_S."""
     if not view.facts:
-        return _skip_unreachable(view, "clock")
+        return view.skip_unreachable("clock")
     most = max(abs(facts.skew_s) + facts.doubt_s for facts in view.facts.values())
     return as_findings("clock", judge_clocks(view), f"within {most:.1f} s of this machine's")
 
@@ -313,10 +314,6 @@ def _memory_problem(host: str, what: str) -> HostProblem:
     return HostProblem(host, what, "check what else is running there, and its memory modules", fails=False)
 
 
-def _skip_unreachable(view: NodeView, subject: str) -> list[CheckResult]:
-    return view.skip_unreachable(subject, [host.name for host in view.setting.hosts])
-
-
 def check_spares(view: NodeView) -> list[CheckResult]:
     """Check the spares like the hosts. A failure is only a warning, but makes the spare unfit.
 
@@ -326,12 +323,8 @@ def check_spares(view: NodeView) -> list[CheckResult]:
     """
     if not view.setting.spares:
         return []
-    spares = tuple(view.setting.connect(name) for name in view.setting.spares)
-    try:
+    with opened(view.setting.spares, view.setting.connect) as spares:
         problems = _judge(view, spares)
-    finally:
-        for spare in spares:
-            spare.close()
     found = as_findings("spares", problems, f"{fold_names(view.setting.spares)}: no problems found")
     return [replace(one, error=None, warns=True, unfit=True) if one.error else one for one in found]
 

@@ -5,10 +5,12 @@ A host's facts are collected by one call of `facts.sh`.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from caffe_recipes.cluster.commands import Host
@@ -19,7 +21,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.findings import CheckResult, Commands, fold_names
-from caffe_recipes.run.steps import RunPlan, Training
+from caffe_recipes.run.trainer import RunPlan, Training
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,14 @@ def parse_facts(
     for record in records:
         kind, _, rest = record.partition(" ")
         by_kind.setdefault(kind, []).append(rest)
+    # The words of each answer, by question and path.
+    answers: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+    for question in dict.fromkeys(question for question, _ in questions):
+        paths = [path for asks, path in questions if asks == question]
+        words = map(str.split, by_kind[question])
+        answers[question] = dict(zip(paths, words, strict=True))
     usable, memory = int(by_kind["usable"][0]), by_kind.get("memory", [])
-    facts = NodeFacts(
+    return NodeFacts(
         host=host,
         node_name=by_kind["name"][0],
         skew_s=float(by_kind["clock"][0]) - sum(asked) / 2,
@@ -137,16 +145,26 @@ def parse_facts(
         processors=parse_cpuinfo(by_kind.get("cpu", []), usable),
         memory_bytes=_kilobytes(memory, "MemTotal"),
         available_bytes=_kilobytes(memory, "MemAvailable"),
+        root_inode=next((_known(inode) for (inode,) in answers["root"].values()), None),
+        program=next((kind for (kind,) in answers["program"].values()), "absent"),
+        sizes={
+            path: (None if size == "-" else int(size), readable == "1")
+            for path, (size, readable) in answers["file"].items()
+        },
+        digests={path: _known(digest) for path, (digest,) in answers["text"].items()},
+        folders={
+            path: Folder(disk, int(free), writable == "1", open_to_all == "1")
+            for path, (disk, free, writable, open_to_all) in answers["folder"].items()
+        },
         boot_id=by_kind["boot"][0].replace("-", "") or None,
         tmp_bytes=int(by_kind["tmp"][0] or 0) or None,
         ranks=_parse_ranks(by_kind.get("rank", [])),
         strays=tuple(Stray(*line.split(" ", 2)) for line in by_kind.get("found", [])),
     )
-    for question in dict.fromkeys(question for question, _ in questions):
-        paths = [path for asks, path in questions if asks == question]
-        for path, answer in zip(paths, by_kind[question], strict=True):
-            facts = _with_answer(facts, question, path, answer.split())
-    return facts
+
+
+def _known(word: str) -> str | None:
+    return None if word == "-" else word
 
 
 def parse_cpuinfo(lines: Sequence[str], usable: int) -> Processors:
@@ -182,24 +200,6 @@ def _parse_ranks(lines: Sequence[str]) -> dict[tuple[str, int], RankOwner]:
         owner, known = RankOwner(int(pid), user), owners.get((launch, int(rank)))
         owners[launch, int(rank)] = owner if known is None or owner.pid < known.pid else known
     return owners
-
-
-def _with_answer(facts: NodeFacts, verb: str, path: str, words: Sequence[str]) -> NodeFacts:
-    match verb:
-        case "root":
-            return replace(facts, root_inode=None if words[0] == "-" else words[0])
-        case "program":
-            return replace(facts, program=words[0])
-        case "file":
-            size = None if words[0] == "-" else int(words[0])
-            return replace(facts, sizes={**facts.sizes, path: (size, words[1] == "1")})
-        case "text":
-            digest = None if words[0] == "-" else words[0]
-            return replace(facts, digests={**facts.digests, path: digest})
-        case "folder":
-            folder = Folder(words[0], int(words[1]), words[2] == "1", words[3] == "1")
-            return replace(facts, folders={**facts.folders, path: folder})
-    return facts
 
 
 def _kilobytes(lines: Sequence[str], name: str) -> int | None:
@@ -248,9 +248,10 @@ class NodeView:
         """Return the given hosts that answered."""
         return tuple(host for host in hosts if host.name in self.facts)
 
-    def skip_unreachable(self, subject: str, hosts: Sequence[str]) -> list[CheckResult]:
-        """Return the finding of a check that needs hosts which do not answer."""
-        return [CheckResult(subject, f"not checked: no answer from {fold_names(hosts)}", warns=True)]
+    def skip_unreachable(self, subject: str, hosts: Sequence[str] = ()) -> list[CheckResult]:
+        """Return the finding of a check that needs hosts which do not answer, by default all."""
+        names = fold_names(hosts or [host.name for host in self.setting.hosts])
+        return [CheckResult(subject, f"not checked: no answer from {names}", warns=True)]
 
     def skip_under_way(self, subject: str) -> list[CheckResult]:
         """Return the finding of a check that is not done beside a training."""
@@ -272,19 +273,23 @@ def snapshot_prefixes(setting: Setting, plan: RunPlan) -> list[str]:
     return list(dict.fromkeys(setting.path(setting.trainer.prefix(step)) for step in steps))
 
 
+def snapshot_folders(setting: Setting, plan: RunPlan) -> list[str]:
+    """Return the folders on the first host to which a run writes its snapshots."""
+    return list(dict.fromkeys(map(posixpath.dirname, snapshot_prefixes(setting, plan))))
+
+
 def lmdb_path(setting: Setting) -> str:
     """Return the path of the training LMDB's data file on each host."""
     return setting.path(f"{setting.trainer.data_folder}/{DATA}")
 
 
 def _questions(setting: Setting, plan: RunPlan) -> list[Question]:
-    prefixes = snapshot_prefixes(setting, plan)
     return [
         ("root", str(setting.root)),
         *([] if setting.profile.container else [("program", setting.path(setting.program))]),
         ("file", lmdb_path(setting)),
         ("folder", setting.path(setting.trainer.data_folder)),
         *(("text", setting.path(path)) for path in plan.files),
-        *dict.fromkeys(("folder", prefix.rpartition("/")[0] or "/") for prefix in prefixes),
-        *(("snapshots", prefix) for prefix in prefixes),
+        *(("folder", folder) for folder in snapshot_folders(setting, plan)),
+        *(("snapshots", prefix) for prefix in snapshot_prefixes(setting, plan)),
     ]

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,11 +36,17 @@ from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import find_step
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem
-from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_prefixes
+from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_folders
 from caffe_recipes.run.snapshots import verify_kept
-from caffe_recipes.run.staging import STAGING_HINT, DataPart, ask_about_data, check_source, find_staging_env
-from caffe_recipes.run.steps import Training
+from caffe_recipes.run.staging import (
+    STAGING_HINT,
+    DataPart,
+    ask_about_data,
+    check_source_access,
+    find_staging_env,
+)
 from caffe_recipes.run.tensorflow import load_records_manifest
+from caffe_recipes.run.trainer import Training
 from caffe_recipes.tensorflow.run import Records
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, plural
@@ -200,7 +207,7 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     """
     setting, source = view.setting, view.setting.lmdb_source
     if source is not None and (source / DATA).exists():
-        check_source(setting.root, [str(source)])
+        check_source_access(setting.root, [str(source)])
         records, warnings = _check_records(source, view, "train")
         return [*_plan_staging(view, source, f"{setting.show(source)}: {records}"), *warnings]
     if source in setting.built_data and not source.exists():
@@ -378,7 +385,7 @@ def check_snapshots(view: NodeView) -> list[CheckResult]:
     facts = view.first
     if facts is None:
         return view.skip_unreachable("snapshots", [view.setting.hosts[0].name])
-    shown = ", ".join(view.setting.show(path) for path in _snapshot_folders(view))
+    shown = ", ".join(view.setting.show(path) for path in snapshot_folders(view.setting, view.plan))
     return as_findings("snapshots", judge_snapshots(view, facts), f"{facts.host}: in {shown}")
 
 
@@ -387,7 +394,7 @@ def judge_snapshots(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
     names = {name for step in view.unfinished for name in _written(view, step)}
     strays = [stray for stray in facts.strays if stray.path in names or stray.kind == "more"]
     problems = [_stray_problem(facts, stray) for stray in strays]
-    for path in _snapshot_folders(view):
+    for path in snapshot_folders(view.setting, view.plan):
         if not facts.folders[path].writable:
             problems.append(HostProblem(facts.host, "cannot be written to", "fix its mode or owner", path))
         elif facts.folders[path].open_to_all:
@@ -459,7 +466,7 @@ def _count_snapshots(
     disks: dict[str, _Disk] = {}
     on_the_way: dict[tuple[str, str], int] = defaultdict(int)
     for step in view.unfinished:
-        path, size = setting.path(step.snapshot).rpartition("/")[0] or "/", sizes[step.net]
+        path, size = posixpath.dirname(setting.path(step.snapshot)), sizes[step.net]
         folder = facts.folders[path]
         keeps = folder.disk if _is_ours(view, path, folder, here) else _HERE
         written = disks.setdefault(folder.disk, _Disk(facts.host, path, folder.free_bytes))
@@ -510,11 +517,6 @@ def _stray_problem(facts: NodeFacts, stray: Stray) -> HostProblem:
     return HostProblem(facts.host, what, hint, stray.path)
 
 
-def _snapshot_folders(view: NodeView) -> list[str]:
-    prefixes = snapshot_prefixes(view.setting, view.plan)
-    return list(dict.fromkeys(prefix.rpartition("/")[0] or "/" for prefix in prefixes))
-
-
 def _written(view: NodeView, step: Training) -> list[str]:
     """Return the paths of all snapshots that the trainer writes in a phase."""
     iterations = (*range(step.every_iter, step.last_iter, step.every_iter), step.last_iter)
@@ -539,7 +541,7 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
         return _compare_records(view, view.hosts, data, _TRAIN)
     sets = setting.trainer.file_sets(setting.root, [host.name for host in setting.hosts], source)
     for each in sets:
-        check_source(setting.root, each.read_paths)
+        check_source_access(setting.root, each.read_paths)
     files = sum(len(each) for each in sets[0].wanted.values())
     shown = f"{setting.show(source)}: {data.images:,} images in {data.files} files"
     hosts = describe_count(len(sets[0].wanted), "host")

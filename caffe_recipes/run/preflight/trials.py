@@ -30,7 +30,7 @@ from caffe_recipes.run.preflight.findings import (
 )
 from caffe_recipes.run.preflight.nodes import ASK_S, NodeView
 from caffe_recipes.run.slurm_job import asks_slurm, this_job, wait_for_slurm
-from caffe_recipes.run.steps import Attempt, Trial
+from caffe_recipes.run.trainer import Attempt, Trial
 from caffe_recipes.wording import describe_count
 
 _START_S = 120.0
@@ -252,7 +252,7 @@ def check_trainer(view: NodeView) -> list[CheckResult]:
     if view.under_way:
         return view.skip_under_way("trainer")
     if not view.hosts:
-        return view.skip_unreachable("trainer", [host.name for host in setting.hosts])
+        return view.skip_unreachable("trainer")
     problems = judge_programs(view) + find_untrusted(view)
     lacking = {problem.host for problem in problems}
     hosts = [host for host in view.hosts if host.name not in lacking]

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,11 +32,10 @@ from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.inspect.estimates import SpeedInputs, estimate_shapes
-from caffe_recipes.run.context import find_profile, submitted_environment
-from caffe_recipes.run.plan import plan_steps
+from caffe_recipes.run.context import find_profile, search_path, submitted_environment
+from caffe_recipes.run.plan import find_trainer, plan_steps
 from caffe_recipes.run.staging import find_rates
 from caffe_recipes.run.submit.submissions import name_job
-from caffe_recipes.run.trainer import find_trainer
 
 # The one-letter forms of sbatch options.
 _LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M", "exclude": "x"}
@@ -107,7 +105,7 @@ def check_spares(arguments: Sequence[str], spares: int) -> None:
         raise InputError("--on-failure", "replace needs spare nodes", "give --spares N")
 
 
-def check_source(environment: Mapping[str, str]) -> None:
+def check_lmdb_source(environment: Mapping[str, str]) -> None:
     """Raise InputError if the LMDB to stage does not exist; its folder is shared with the nodes."""
     source = environment.get("LMDB_SOURCE")
     if source is not None and not Path(source, DATA).is_file():
@@ -359,8 +357,7 @@ def describe_generate(recipe: AnyRecipe, options: SubmitOptions, out: Path, *mor
 
 def find_program() -> str | None:
     """Return the path of caffe-recipes for jobs, whose PATH may lack it; None if it is not found."""
-    beside = Path(sys.executable).with_name(PROGRAM)
-    return str(beside) if beside.exists() else shutil.which(PROGRAM)
+    return shutil.which(PROGRAM, path=search_path(ours_first=True))
 
 
 def _choose_batch(profile: Profile, options: SubmitOptions) -> SbatchDefaults:

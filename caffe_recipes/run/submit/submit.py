@@ -51,9 +51,9 @@ from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import check_root, describe_changes, own_paths, typed_files
-from caffe_recipes.run.monitor.follow import FollowEnv
-from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
-from caffe_recipes.run.plan import plan_files, plan_steps
+from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
+from caffe_recipes.run.monitor.status import RunStatus, find_status
+from caffe_recipes.run.plan import find_trainer, plan_files
 from caffe_recipes.run.submit.plan import (
     JobStep,
     PlannedJobs,
@@ -61,8 +61,8 @@ from caffe_recipes.run.submit.plan import (
     SubmitOptions,
     Verdict,
     build_request,
+    check_lmdb_source,
     check_slurm,
-    check_source,
     describe_extrapolated,
     describe_generate,
     find_output,
@@ -78,7 +78,6 @@ from caffe_recipes.run.submit.submissions import (
     load_submissions,
     submissions_path,
 )
-from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.wording import describe_count
 
 
@@ -97,9 +96,9 @@ def check_after(host: Host, number: int, clusters: Sequence[str] = ()) -> None:
             raise InputError("--after", what, "give a job that can still complete, or leave it out")
 
 
-def check_startable(recipe: AnyRecipe, status: RunStatus | None) -> None:
+def check_startable(recipe: AnyRecipe, status: RunStatus) -> None:
     """Raise InputError if a job would have nothing to do, or would refuse to resume the run."""
-    if status is None or status.run is None or any(job.is_live for job in status.jobs):
+    if status.run is None or any(job.is_live for job in status.jobs):
         return
     folder = status.run.folder
     if status.state == "finished":
@@ -129,9 +128,9 @@ def check_placed(recipe: AnyRecipe, options: SubmitOptions) -> None:
             raise InputError(options.root / difference.path, what, hint)
 
 
-def check_unchanged(recipe: AnyRecipe, status: RunStatus | None) -> None:
+def check_unchanged(recipe: AnyRecipe, status: RunStatus) -> None:
     """Raise InputError if the recipe has changed since the run that the job would resume was started."""
-    run = status.run if status is not None else None
+    run = status.run
     if run is not None and not run.is_complete and (changes := describe_changes(Path(run.path), recipe)):
         hint = "undo the change to resume this run, or move its folder away to train again"
         raise InputError(run.folder, changes, hint)
@@ -160,7 +159,7 @@ class BadNodes:
 
 
 def find_bad_nodes(
-    status: RunStatus | None,
+    status: RunStatus,
     groups: Sequence[NodeGroup],
     partitions: Collection[str],
     nodes: int,
@@ -188,9 +187,7 @@ def find_bad_nodes(
     return BadNodes(tuple(excluded), tuple(needed))
 
 
-def _blamed(status: RunStatus | None, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
-    if status is None:
-        return ()
+def _blamed(status: RunStatus, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
     known = {name for group in groups for name in list_hosts(group.node_list)}
     blamed = [name for job in status.jobs if job.job for name in failed_nodes(job.job, groups)]
     lost = status.run.blamed if status.run is not None else ()
@@ -206,7 +203,7 @@ _NO_NODES = "node configuration is not available"
 
 
 def check_with_slurm(
-    planned: PlannedJobs, status: RunStatus | None, say: Callable[[str], None], host: Host
+    planned: PlannedJobs, status: RunStatus, say: Callable[[str], None], host: Host
 ) -> tuple[str, ...]:
     """Check with Slurm that it accepts the jobs, and return the nodes to exclude.
 
@@ -284,7 +281,7 @@ def describe_submission(
     `note` is an additional line, and `with_scripts` adds the text of the scripts. Raises InputError as
     `submit_chain` does; but if the Caffe root does not exist on this machine, that is only a note.
     """
-    status = None
+    status = RunStatus(recipe.name, recipe.name)
     with suppress(InputError):  # there is no run, and nothing was submitted
         status = find_status(recipe.name, _where(options), FollowEnv(ask=lambda ids, names: ()), reach=False)
     planned = plan_submission(recipe, options, _done(status), is_dry=True)
@@ -356,7 +353,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     """
     scripts = [step.script for step in plan_submission(recipe, options).steps]
     check_root(options.root)
-    check_source(options.environment)
+    check_lmdb_source(options.environment)
     check_placed(recipe, options)
     _check_commands(env.host)
     typed = typed_files(options.given, options.profile)
@@ -367,7 +364,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     check_startable(recipe, status)
     planned = plan_submission(recipe, options, _done(status))
     exclude: tuple[str, ...] = ()
-    if not any(job.is_live for job in _jobs(status)):
+    if not any(job.is_live for job in status.jobs):
         try:
             exclude = _patiently(lambda: _check(planned, status, say, env), say, env)
         except NotConfigured:
@@ -377,14 +374,14 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     with closing(SubmissionJournal(path, env.clock)) as journal:
         if journal.state() != before:
             raise InputError(path, "another submit has just ended", "see caffe-recipes status")
-        adopted = _adopt(journal, _jobs(status), say)
-        live = [job for job in _jobs(status) if job.is_live]
+        adopted = _adopt(journal, status.jobs, say)
+        live = [job for job in status.jobs if job.is_live]
         place, steps = _JobPlace(choose_group(), options.after, exclude), planned.steps
         for job in live:
             if not job.submission.is_ours:
                 raise _already_submitted(job, recipe)
         if live:
-            steps = _find_missing(planned, live, _jobs(status))
+            steps = _find_missing(planned, live, status.jobs)
             if not steps and adopted:
                 return list(journal.state().latest)
             if not steps:
@@ -429,22 +426,22 @@ class _UnknownState(RunFailed):
     """Raised if Slurm does not report the state of a job that was submitted before."""
 
 
-def _check(planned: PlannedJobs, status: RunStatus | None, say: Say, env: SubmitEnv) -> tuple[str, ...]:
+def _check(planned: PlannedJobs, status: RunStatus, say: Say, env: SubmitEnv) -> tuple[str, ...]:
     """Check with Slurm that it accepts the jobs and their dependency; return the nodes to exclude."""
     if planned.options.after is not None:
         check_after(env.host, planned.options.after, planned.clusters)
     return check_with_slurm(planned, status, say, env.host)
 
 
-def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> RunStatus | None:
-    """Return the status of the recipe, or None; raises RunFailed if Slurm does not answer."""
+def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> RunStatus:
+    """Return the status of the recipe, which may have no run; raises RunFailed if Slurm does not answer."""
     ask = Slurm(env.host)
     try:
         status = find_status(recipe.name, _where(options), FollowEnv(ask=ask), reach=False)
     except InputError:
         if load_submissions(submissions_path(options.root, recipe.name)).all:
             raise
-        return None
+        return RunStatus(recipe.name, recipe.name)
     for job in status.jobs:
         why = job.away or (f"it {describe_job(job)}" if job.is_elsewhere else "")
         if why:
@@ -588,16 +585,12 @@ def _cancel_all(journal: SubmissionJournal, names: Sequence[str], env: SubmitEnv
     return f"the previous jobs were cancelled: {listed}"
 
 
-def _done(status: RunStatus | None) -> tuple[str, ...]:
+def _done(status: RunStatus) -> tuple[str, ...]:
     """Return the finished phases, which need no job, except the last phase, whose job does the evaluation."""
-    run = status.run if status is not None else None
+    run = status.run
     if run is None or run.is_complete:
         return ()
-    return tuple(step.phase for step in plan_steps(run.recipe)[:-1] if step.phase in run.state.finished)
-
-
-def _jobs(status: RunStatus | None) -> tuple[SubmittedJob, ...]:
-    return status.jobs if status is not None else ()
+    return tuple(step.phase for step in run.steps[:-1] if step.phase in run.state.finished)
 
 
 def _where(options: SubmitOptions) -> StatusOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caffe_recipes.run.predictions import (
+from caffe_recipes.run.ensemble import (
     AVERAGES,
     Accuracy,
     Labels,

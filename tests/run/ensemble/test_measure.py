@@ -23,13 +23,15 @@ from caffe_recipes.render.tree import write_files
 from caffe_recipes.run.ensemble import (
     EnsembleOptions,
     EnsembleResult,
+    Labels,
+    Scores,
     ensemble_as_json,
+    load_predictions,
     measure_ensemble,
     render_ensemble,
 )
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.plan import plan_files
-from caffe_recipes.run.predictions import Labels, Scores, load_predictions
 
 for module in ("torch", "cv2", "mpi4py"):
     pytest.importorskip(module, reason="the extra `engine` is not installed")

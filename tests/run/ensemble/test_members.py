@@ -10,8 +10,8 @@ import pytest
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.ensemble import find_members, unfinished_members
 from caffe_recipes.run.events import Finish, RunState
-from caffe_recipes.run.predictions import find_members, unfinished_members
 
 PAPER = load_recipe("paper-f4-4096-120ep")
 

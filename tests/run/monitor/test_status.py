@@ -17,10 +17,9 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.errors import ClusterError, HostFailed, InputError
 from caffe_recipes.run.journal import Journal
-from caffe_recipes.run.monitor.follow import FollowEnv
+from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
 from caffe_recipes.run.monitor.status import (
     RunStatus,
-    StatusOptions,
     find_status,
     find_statuses,
     status_as_json,

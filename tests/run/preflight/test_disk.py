@@ -15,7 +15,7 @@ from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Processors, Stray, lmdb_path
 from caffe_recipes.run.preflight.storage import check_disk, check_snapshots
-from caffe_recipes.run.steps import Checkpoint
+from caffe_recipes.run.trainer import Checkpoint
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.preflight.nodes import look_at_nodes
 from caffe_recipes.run.preflight.storage import check_start
 from caffe_recipes.run.runner import run_chain
-from caffe_recipes.run.steps import Checkpoint
+from caffe_recipes.run.trainer import Checkpoint
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.caffe import trial_net, trial_solvers
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.plan import find_trainer, plan_chain
 from caffe_recipes.run.preflight.findings import Commands, HostProblem
 from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, Processors
 from caffe_recipes.run.preflight.trials import (
@@ -27,8 +27,7 @@ from caffe_recipes.run.preflight.trials import (
     render_environment,
     try_trainer,
 )
-from caffe_recipes.run.steps import Attempt
-from caffe_recipes.run.trainer import find_trainer
+from caffe_recipes.run.trainer import Attempt
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
