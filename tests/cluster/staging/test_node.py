@@ -314,6 +314,33 @@ def test_in_any_shell_a_path_is_trusted_alike(tmp_path: Path, shell: list[str]) 
         assert said in call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path), path
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play other users")
+def test_in_any_shell_a_colleague_below_a_folder_of_root_s_in_a_shared_one_is_trusted_as_outside(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    """As in `files`: tests/test_files.py has the same folders."""
+    tmp_path.chmod(0o1777)
+    owners = {"users": 0, "users/bob": 54321, "users/team": 0, "eve": 54321, "mine": 1234, "mine/bob": 54321}
+    for name, owner in owners.items():
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, owner, 54321)
+    (tmp_path / "users/team").chmod(0o775)
+
+    def judge(path: str, user: int) -> str:
+        checked = f'me={user} reads=yes; check_path "$1"; echo trusted'
+        return call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path)[-2]
+
+    for path in ("users", "users/bob", "users/team", "users/../users/bob", "mine/../users/bob"):
+        assert judge(path, 1234) == "trusted", path
+    for path in ("eve", "users/../eve", "users/bob/../../eve"):
+        assert "belongs to user 54321, who can change its contents" in judge(path, 1234), path
+    # Others may have put files into a folder of the user's while it was open; root cannot tell these apart.
+    assert "belongs to user 54321" in judge("mine/bob", 1234)
+    assert "belongs to user 54321" in judge("users/bob", 0)
+    (tmp_path / "users").chmod(0o775)  # its group is not the user's own
+    assert "users, which can be changed by the group" in judge("users/bob", 1234)
+
+
 def test_a_group_may_write_in_a_folder_of_its_own_and_not_where_everybody_has_files(
     tmp_path: Path, shell: list[str]
 ) -> None:
