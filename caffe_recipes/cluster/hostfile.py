@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
@@ -81,7 +80,7 @@ def expand_entry(entry: str, where: str | Path) -> tuple[str, ...]:
     ('r2-n09', 'r2-n10', 'r1-n09', 'r1-n10')
     """
     pieces = _BRACKET.split(entry)  # text, bracket, text, bracket, ..., text
-    if not is_host_name("".join(pieces[::2] if len(pieces) == 1 else _with_digits(pieces))):
+    if not is_host_name("".join(_with_digits(pieces))):
         raise InputError(where, f"{entry[:80]!r} is not a host", explain_bad_host_name(entry, _LIST_HINT))
     if len(pieces) == 1:
         return (entry,)
@@ -200,7 +199,7 @@ def _too_many(where: str | Path, entry: str) -> InputError:
     return InputError(where, f"{entry[:80]!r} names more than {MAX_HOSTS:,} hosts", "check its ranges")
 
 
-_LINE = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
+_LINE = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::[1-9][0-9]{0,5})?")
 _LOOPBACK = re.compile(r"localhost(?:\..*)?|127(?:\.[0-9]+){3}", re.IGNORECASE)
 _MAX_BYTES = 10_000_000
 _LINE_HINT = "write one `host` or `host:ranks` per line"
@@ -219,15 +218,6 @@ _MISTAKES = (
     (re.compile(r".*\s(?:binding|ifname)\s*=.*"), "options of a host are not supported; write `host:ranks`"),
     (re.compile(r"[^\s:\"'/]+\s*:\s*[^\s:\"'/]*"), _RANKS_HINT),
 )
-
-
-@dataclass(frozen=True)
-class HostLine:
-    """A host in a hostfile, with its line number and the ranks given there, which -ppn overrides."""
-
-    name: str
-    ranks: int | None
-    line: int
 
 
 def load_hostfile(path: str | Path) -> tuple[str, ...]:
@@ -255,27 +245,22 @@ def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
     >>> parse_hostfile("# two racks\nc401-001\nc402-[002,001]:2\n", "hostfile")
     ('c401-001', 'c402-002', 'c402-001')
     """
-    hosts = parse_host_lines(text, where)
-    names = tuple(host.name for host in hosts)
+    hosts = _numbered_hosts(text, where)
+    names = tuple(name for name, _ in hosts)
     duplicate = find_duplicate(names)
     if duplicate is not None:
-        first = next(host.line for host in hosts if host.name.lower() == names[duplicate].lower())
-        what = f"host {names[duplicate]} appears twice (first on line {first})"
-        raise InputError(f"{where}:{hosts[duplicate].line}", what, "remove one; -ppn sets the ranks per host")
+        name, again = hosts[duplicate]
+        first = next(number for other, number in hosts if other.lower() == name.lower())
+        what = f"host {name} appears twice (first on line {first})"
+        raise InputError(f"{where}:{again}", what, "remove one; -ppn sets the ranks per host")
     if not names:
         raise InputError(where, "contains no hosts", "write one host per line")
     return names
 
 
-def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
-    r"""Return the hosts in order, including duplicates.
-
-    Raises InputError if a line is not a host.
-
-    >>> parse_host_lines("b:4\na\nb\n", "hostfile")[0]
-    HostLine(name='b', ranks=4, line=1)
-    """
-    hosts: list[HostLine] = []
+def _numbered_hosts(text: str, where: str | Path) -> list[tuple[str, int]]:
+    """Return the hosts in order, each with the number of its line. Raises InputError."""
+    hosts: list[tuple[str, int]] = []
     for number, line in enumerate(text.split("\n"), 1):
         entry = line.strip()
         if not entry or entry.startswith("#"):
@@ -284,11 +269,10 @@ def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
         found = _LINE.fullmatch(entry)
         if found is None:
             raise InputError(at, f"{entry[:80]!r} is not a host", _hint(entry[:80]))
-        ranks = int(found["ranks"]) if found["ranks"] else None
-        hosts += (HostLine(name, ranks, number) for name in parse_nodelist(found["hosts"], at))
+        hosts += ((name, number) for name in parse_nodelist(found["hosts"], at))
         if len(hosts) > MAX_HOSTS:
             raise InputError(at, f"the file has more than {MAX_HOSTS:,} hosts", "check its ranges")
-    return tuple(hosts)
+    return hosts
 
 
 def render_hostfile(hosts: Sequence[str]) -> str:

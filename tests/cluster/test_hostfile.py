@@ -9,7 +9,6 @@ import pytest
 from caffe_recipes.cluster.hostfile import (
     find_hosts_outside_job,
     load_hostfile,
-    parse_host_lines,
     parse_hostfile,
     render_hostfile,
     take_hosts,
@@ -142,15 +141,6 @@ def test_what_is_wrong_in_a_folded_line_is_named_with_its_line(text: str, said: 
     with pytest.raises(InputError) as caught:
         parse_hostfile(text, "hostfile")
     assert str(caught.value).startswith(said)
-
-
-def test_the_ranks_that_a_line_says_and_hosts_that_come_twice_are_kept_for_who_asks() -> None:
-    lines = parse_host_lines("b:4\na\nb:2\n", "hostfile")
-    assert [(host.name, host.ranks, host.line) for host in lines] == [
-        ("b", 4, 1),
-        ("a", None, 2),
-        ("b", 2, 3),
-    ]
 
 
 @pytest.mark.parametrize(
