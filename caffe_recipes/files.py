@@ -231,6 +231,30 @@ def is_changed_by_group(folder: str | Path) -> bool:
     return True
 
 
+def cache_folder() -> Path:
+    """Return the path of our folder in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home.startswith("/") else Path.home() / ".cache") / "caffe-recipes"
+
+
+def private_cache(cache: Path) -> Path:
+    """Return the cache folder, created if needed.
+
+    Raises OSError if other users can write there, and so could plant what is read from it.
+    """
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = cache.stat()
+    if status.st_uid != os.geteuid() or _is_open(status) or is_changed_by_group(cache):
+        raise PermissionError(errno.EPERM, "other users can write there", str(cache))
+    return cache
+
+
+def write_cache_file(path: Path, text: str) -> None:
+    """Write a file of the cache atomically, readable only by the user. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_whole({path: text.encode()}, mode=0o600)
+
+
 def render_unified(path: str, before: str | None, after: str | None) -> str:
     """Return the change of a file as a unified diff; None means that the file does not exist.
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.staging.manifest import private_cache
 from caffe_recipes.files import (
     UntrustedPathError,
     check_replaceable,
@@ -24,6 +23,7 @@ from caffe_recipes.files import (
     lock,
     make_own_folder,
     name_beside,
+    private_cache,
     release,
     render_unified,
     reserve,

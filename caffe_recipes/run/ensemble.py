@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import digest, load_prototxt
-from caffe_recipes.cluster.staging.manifest import cache_folder, find_source, known_digest
+from caffe_recipes.cluster.staging.sets import find_source, known_digest
 from caffe_recipes.errors import InputError
+from caffe_recipes.files import cache_folder
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe, Reported
 from caffe_recipes.review.columns import align_columns
