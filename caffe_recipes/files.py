@@ -231,6 +231,30 @@ def is_changed_by_group(folder: str | Path) -> bool:
     return True
 
 
+def cache_folder() -> Path:
+    """Return the path of our folder in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home.startswith("/") else Path.home() / ".cache") / "caffe-recipes"
+
+
+def private_cache(cache: Path) -> Path:
+    """Return the cache folder, created if needed.
+
+    Raises OSError if other users can write there, and so could plant what is read from it.
+    """
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = cache.stat()
+    if status.st_uid != os.geteuid() or _is_open(status) or is_changed_by_group(cache):
+        raise PermissionError(errno.EPERM, "other users can write there", str(cache))
+    return cache
+
+
+def write_cache_file(path: Path, text: str) -> None:
+    """Write a file of the cache atomically, readable only by the user. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_whole({path: text.encode()}, mode=0o600)
+
+
 def render_unified(path: str, before: str | None, after: str | None) -> str:
     """Return the change of a file as a unified diff; None means that the file does not exist.
 
@@ -289,7 +313,10 @@ class _Place:
 def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
     """Resolve a path step by step, as the kernel would; raises OSError for a step that is not trusted.
 
-    With `is_folder` the last step names a folder, and a link there is not followed.
+    With `is_folder` the last step names a folder, and a link there is not followed. `is_shared` is true in a
+    folder where anybody can create files: what nobody else can change there, nobody else can exchange, so
+    what is below that is judged as anywhere. In node.sh this ends only at a folder of root's, since it
+    trusts the owners of files outside of shared folders, whereas links and files of others are refused here.
     """
     steps = _split(os.path.join(Path.cwd(), path))  # noqa: PTH118 - Path would drop the step before ".."
     folder = os.open("/", _PASS)
@@ -310,7 +337,7 @@ def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
             folder = _step(folder, step)
             status = os.fstat(folder)
             _check_owner(folder, status, is_shared)
-            if is_shared and not status.st_mode & stat.S_ISVTX:
+            if is_shared and not (_is_open(status) and status.st_mode & stat.S_ISVTX):
                 by_group = is_changed_by_group(f"/proc/self/fd/{folder}")
                 for who, can in (("anybody", _is_open(status)), ("a group", by_group)):
                     if can:

@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.staging.manifest import private_cache
 from caffe_recipes.files import (
+    UntrustedPathError,
     check_replaceable,
+    check_trusted,
     is_changed_by_group,
     lock,
     make_own_folder,
     name_beside,
+    private_cache,
     release,
     render_unified,
     reserve,
@@ -249,6 +251,27 @@ def test_a_folder_of_a_colleague_outside_of_shared_folders_is_used(tmp_path: Pat
 
 
 @as_root
+@pytest.mark.parametrize("user", [0, 1234])
+def test_below_a_folder_of_root_s_in_a_shared_one_a_colleague_is_trusted_as_outside(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, user: int
+) -> None:
+    """As in `node.sh`: tests/cluster/staging/test_node.py has the same folders."""
+    for name, owner in {"users": 0, "users/bob": STRANGER, "users/team": 0, "eve": STRANGER}.items():
+        (shared / name).mkdir()
+        os.chown(shared / name, owner, STRANGER)
+    (shared / "users/team").chmod(0o775)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    for path in ("users", "users/bob", "users/team", "users/../users/bob"):
+        check_trusted(shared / path / "file")
+    for path in ("eve", "users/../eve", "users/bob/../../eve"):
+        with pytest.raises(UntrustedPathError, match=f"belongs to user {STRANGER}"):
+            check_trusted(shared / path / "file")
+    (shared / "users").chmod(0o775)  # its group is not the user's own
+    with pytest.raises(UntrustedPathError, match="a group can replace files in its folder"):
+        check_trusted(shared / "users/bob/file")
+
+
+@as_root
 def test_in_a_container_that_does_not_map_root_its_shared_folder_is_used(shared: Path) -> None:
     """There /tmp seems to belong to nobody, as does what any other user made in it."""
     (shared / "theirs").mkdir()
@@ -280,11 +303,13 @@ def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
         folder.chmod(0o775)
         assert is_changed_by_group(folder) == (owner != 0)
     write_whole({tmp_path / "project" / "file": b"new"})
-    if owner == 0:  # root's own group
-        write_whole({shared / "project" / "file": b"new"})
-    else:
-        with pytest.raises(PermissionError, match="a group can replace files in its folder"):
+    for mode in (0o775, 0o1775):  # even if it cannot replace a file of ours, it could own the folder of one
+        (shared / "project").chmod(mode)
+        if owner == 0:  # root's own group
             write_whole({shared / "project" / "file": b"new"})
+        else:
+            with pytest.raises(PermissionError, match="a group can replace files in its folder"):
+                write_whole({shared / "project" / "file": b"new"})
 
 
 def test_users_in_an_access_control_list_count_like_a_group(tmp_path: Path, shared: Path) -> None:

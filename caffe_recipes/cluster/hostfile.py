@@ -6,15 +6,15 @@ crashes on `host:x`, rejects a comment after a host, counts a host that appears 
 reuses hosts if there are too few; here each of these is a one-line error that names the place.
 
 ClusterShell's NodeSet is a set: it sorts, and drops duplicates. The order of hosts determines the order of
-ranks, so each piece is expanded separately, and duplicates are kept for the caller to check.
+ranks, so entries are expanded here, and duplicates are kept for the caller to check.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
@@ -81,24 +81,19 @@ def expand_entry(entry: str, where: str | Path) -> tuple[str, ...]:
     ('r2-n09', 'r2-n10', 'r1-n09', 'r1-n10')
     """
     pieces = _BRACKET.split(entry)  # text, bracket, text, bracket, ..., text
-    if not is_host_name("".join(pieces[::2] if len(pieces) == 1 else _with_digits(pieces))):
+    if not is_host_name("".join(_with_digits(pieces))):
         raise InputError(where, f"{entry[:80]!r} is not a host", explain_bad_host_name(entry, _LIST_HINT))
     if len(pieces) == 1:
         return (entry,)
-    brackets = [[_check_range(item, entry, where) for item in bracket.split(",")] for bracket in pieces[1::2]]
-    total = 1
-    for bracket in brackets:
-        total *= sum(count for _, count in bracket)
-    if total > MAX_HOSTS:
+    brackets = [[_parse_range(item, entry, where) for item in bracket.split(",")] for bracket in pieces[1::2]]
+    if math.prod(sum(len(numbers) for numbers, _ in bracket) for bracket in brackets) > MAX_HOSTS:
         raise _too_many(where, entry)
-    hosts: list[str] = []
-    for choice in itertools.product(*brackets):
-        folded = "".join(
-            text + (f"[{item[0]}]" if item else "")
-            for text, item in itertools.zip_longest(pieces[::2], choice)
-        )
-        hosts += _expand(folded, entry, where)
-    return tuple(hosts)
+    choices = [[str(n).zfill(width) for numbers, width in bracket for n in numbers] for bracket in brackets]
+    texts = pieces[::2]
+    return tuple(
+        "".join(map("".join, itertools.zip_longest(texts, chosen, fillvalue="")))
+        for chosen in itertools.product(*choices)
+    )
 
 
 def fold_hosts(hosts: Sequence[str]) -> str:
@@ -152,8 +147,8 @@ def _with_digits(pieces: list[str]) -> list[str]:
     return ["0" if index % 2 else piece for index, piece in enumerate(pieces)]
 
 
-def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
-    """Return a range unchanged, with the number of its hosts. Raises InputError if it is malformed."""
+def _parse_range(item: str, entry: str, where: str | Path) -> tuple[range, int]:
+    """Return the numbers of a range, and how many digits they have at least. Raises InputError."""
     found = _RANGE.fullmatch(item)
     if found is None:
         raise InputError(where, f"{item[:40]!r} in {entry[:80]!r} is not a range", _LIST_HINT)
@@ -163,18 +158,7 @@ def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
     padded = any(len(number or "") > 1 and number[0] == "0" for number in (found[1], found[2]))
     if padded and found[2] and len(found[2]) != len(found[1]):
         raise InputError(where, f"range {item} has numbers of different widths", _LIST_HINT)
-    return item, (last - first) // step + 1
-
-
-def _expand(folded: str, entry: str, where: str | Path) -> Iterator[str]:
-    """Expand a node list with one range per bracket, for which NodeSet preserves the order."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-    try:
-        yield from (str(host) for host in NodeSet(folded, resolver=RESOLVER_NOGROUP))
-    except NodeSetException as error:
-        reason = " ".join(str(error).split())
-        raise InputError(where, f"{entry[:80]!r} is not a node list: {reason[:120]}", _LIST_HINT) from None
+    return range(first, last + 1, step), len(found[1])
 
 
 def _comes_after(previous: str, host: str) -> bool:
@@ -200,7 +184,7 @@ def _too_many(where: str | Path, entry: str) -> InputError:
     return InputError(where, f"{entry[:80]!r} names more than {MAX_HOSTS:,} hosts", "check its ranges")
 
 
-_LINE = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
+_LINE = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::[1-9][0-9]{0,5})?")
 _LOOPBACK = re.compile(r"localhost(?:\..*)?|127(?:\.[0-9]+){3}", re.IGNORECASE)
 _MAX_BYTES = 10_000_000
 _LINE_HINT = "write one `host` or `host:ranks` per line"
@@ -219,15 +203,6 @@ _MISTAKES = (
     (re.compile(r".*\s(?:binding|ifname)\s*=.*"), "options of a host are not supported; write `host:ranks`"),
     (re.compile(r"[^\s:\"'/]+\s*:\s*[^\s:\"'/]*"), _RANKS_HINT),
 )
-
-
-@dataclass(frozen=True)
-class HostLine:
-    """A host in a hostfile, with its line number and the ranks given there, which -ppn overrides."""
-
-    name: str
-    ranks: int | None
-    line: int
 
 
 def load_hostfile(path: str | Path) -> tuple[str, ...]:
@@ -255,27 +230,22 @@ def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
     >>> parse_hostfile("# two racks\nc401-001\nc402-[002,001]:2\n", "hostfile")
     ('c401-001', 'c402-002', 'c402-001')
     """
-    hosts = parse_host_lines(text, where)
-    names = tuple(host.name for host in hosts)
+    hosts = _numbered_hosts(text, where)
+    names = tuple(name for name, _ in hosts)
     duplicate = find_duplicate(names)
     if duplicate is not None:
-        first = next(host.line for host in hosts if host.name.lower() == names[duplicate].lower())
-        what = f"host {names[duplicate]} appears twice (first on line {first})"
-        raise InputError(f"{where}:{hosts[duplicate].line}", what, "remove one; -ppn sets the ranks per host")
+        name, again = hosts[duplicate]
+        first = next(number for other, number in hosts if other.lower() == name.lower())
+        what = f"host {name} appears twice (first on line {first})"
+        raise InputError(f"{where}:{again}", what, "remove one; -ppn sets the ranks per host")
     if not names:
         raise InputError(where, "contains no hosts", "write one host per line")
     return names
 
 
-def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
-    r"""Return the hosts in order, including duplicates.
-
-    Raises InputError if a line is not a host.
-
-    >>> parse_host_lines("b:4\na\nb\n", "hostfile")[0]
-    HostLine(name='b', ranks=4, line=1)
-    """
-    hosts: list[HostLine] = []
+def _numbered_hosts(text: str, where: str | Path) -> list[tuple[str, int]]:
+    """Return the hosts in order, each with the number of its line. Raises InputError."""
+    hosts: list[tuple[str, int]] = []
     for number, line in enumerate(text.split("\n"), 1):
         entry = line.strip()
         if not entry or entry.startswith("#"):
@@ -284,11 +254,10 @@ def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
         found = _LINE.fullmatch(entry)
         if found is None:
             raise InputError(at, f"{entry[:80]!r} is not a host", _hint(entry[:80]))
-        ranks = int(found["ranks"]) if found["ranks"] else None
-        hosts += (HostLine(name, ranks, number) for name in parse_nodelist(found["hosts"], at))
+        hosts += ((name, number) for name in parse_nodelist(found["hosts"], at))
         if len(hosts) > MAX_HOSTS:
             raise InputError(at, f"the file has more than {MAX_HOSTS:,} hosts", "check its ranges")
-    return tuple(hosts)
+    return hosts
 
 
 def render_hostfile(hosts: Sequence[str]) -> str:

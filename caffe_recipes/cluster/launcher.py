@@ -212,8 +212,6 @@ def with_modules(argv: Sequence[str], modules: Sequence[str], path: str) -> tupl
     return ("bash", "-lc", _WITH_MODULES, "caffe-recipes", path, str(len(modules)), *modules, *argv)
 
 
-# The option that prints a launcher's version. Given after another option, it shows whether that is accepted.
-_VERSION: Mapping[str, str] = {"mpiexec.hydra": "-version", "srun": "--version"}
 _REFUSED_OPTION = ("unrecognized argument", "unrecognized option", "invalid option")
 _ASK_S = 20.0
 
@@ -240,7 +238,8 @@ def launcher_accepts(
 
 
 def _version_option(program: str) -> str:
-    return _VERSION.get(program.rpartition("/")[2], "-version")
+    """Return the option that prints a version; after another option it shows whether that is accepted."""
+    return "--version" if program.rpartition("/")[2] == "srun" else "-version"
 
 
 # UpdateHostKeys would add other keys of a known host to known_hosts. ssh uses the first value of an option.

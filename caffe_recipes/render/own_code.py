@@ -29,9 +29,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, NoReturn
 
-from caffe_recipes.cluster.staging.manifest import private_cache, write_cache_file
 from caffe_recipes.errors import CaffeRecipesError, RecipeError
-from caffe_recipes.files import UntrustedPathError, read_pieces, read_trusted
+from caffe_recipes.files import UntrustedPathError, private_cache, read_pieces, read_trusted, write_cache_file
 
 RUN_CODE = "CAFFE_RECIPES_RUN_CODE"
 

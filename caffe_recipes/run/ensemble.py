@@ -21,8 +21,9 @@ from typing import Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.prototxt import digest, load_prototxt
-from caffe_recipes.cluster.staging.manifest import cache_folder, find_source, known_digest
+from caffe_recipes.cluster.staging.sets import find_source, known_digest
 from caffe_recipes.errors import InputError, RunFailed, WeightsError
+from caffe_recipes.files import cache_folder
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe, Reported

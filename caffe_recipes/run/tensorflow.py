@@ -38,11 +38,11 @@ from caffe_recipes.caffe.logs import (
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import file_digest
 from caffe_recipes.cluster.profiles import Profile
-from caffe_recipes.cluster.staging.manifest import cache_folder, known_digest, stat_source
 from caffe_recipes.cluster.staging.relay import digest_of
-from caffe_recipes.cluster.staging.sets import FileSet, SetFile
+from caffe_recipes.cluster.staging.sets import FileSet, SetFile, known_digest, stat_source
 from caffe_recipes.data.tfrecords import RecordSet, load_record_set, records_manifest_path
 from caffe_recipes.errors import ClusterError, DataError, InputError, WeightsError
+from caffe_recipes.files import cache_folder
 from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.run.snapshots import as_failure, verify_digest

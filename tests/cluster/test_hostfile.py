@@ -9,7 +9,6 @@ import pytest
 from caffe_recipes.cluster.hostfile import (
     find_hosts_outside_job,
     load_hostfile,
-    parse_host_lines,
     parse_hostfile,
     render_hostfile,
     take_hosts,
@@ -146,15 +145,6 @@ def test_a_mistake_in_a_folded_line_is_reported_with_its_line(text: str, message
     with pytest.raises(InputError) as caught:
         parse_hostfile(text, "hostfile")
     assert str(caught.value).startswith(message)
-
-
-def test_ranks_per_line_and_repeated_hosts_are_kept_for_the_caller() -> None:
-    lines = parse_host_lines("b:4\na\nb:2\n", "hostfile")
-    assert [(host.name, host.ranks, host.line) for host in lines] == [
-        ("b", 4, 1),
-        ("a", None, 2),
-        ("b", 2, 3),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging.manifest import stat_source
-from caffe_recipes.cluster.staging.sets import FileSet, SetFile
+from caffe_recipes.cluster.staging.sets import FileSet, SetFile, stat_source
 from caffe_recipes.cluster.staging.stage import StagedHost
 from caffe_recipes.errors import CaffeRecipesError, ClusterError
 from caffe_recipes.recipe.source import load_recipe

@@ -62,8 +62,10 @@ check_step() {
     if [ $((mode & 02)) != 0 ]; then
         [ $((mode & 01000)) != 0 ] || refuse "$(relation "$1")can be changed by anybody"
         shared=yes
-    elif [ $((mode & 020)) != 0 ] && [ "$shared" = yes ]; then
-        is_private_group "${group% *}" "$1" || refuse "$(relation "$1")can be changed by the group $(stat -c %G -- "$1")"
+    elif [ "$shared" = yes ]; then
+        [ $((mode & 020)) = 0 ] || is_private_group "${group% *}" "$1" ||
+            refuse "$(relation "$1")can be changed by the group $(stat -c %G -- "$1")"
+        [ "$owner" != 0 ] || [ "$me" = 0 ] || shared=no # unlike in a folder of ours, which others may have filled while it was open
     fi
 }
 
@@ -76,7 +78,7 @@ check_path() {
         case $rest in */*) rest=${rest#*/} ;; *) rest='' ;; esac
         case $step in
         '' | .) continue ;;
-        ..) way=${way%/*} && continue ;;
+        ..) rest=${way%/*}/$rest way='' shared=no && continue ;;
         esac
         if exists "$way/$step"; then check_step "$way/$step"; fi
         if ! [ -L "$way/$step" ]; then way=$way/$step && continue; fi

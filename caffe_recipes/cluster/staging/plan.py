@@ -12,6 +12,7 @@ from typing import Literal
 
 from caffe_recipes.cluster.staging.sets import FileSet, NodeState, SetFile
 from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.units import describe_bytes
 from caffe_recipes.wording import describe_count, plural
 
 How = Literal["copy", "chain", "sbcast", "ssh"]
@@ -82,15 +83,6 @@ def star_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
     2150
     """
     return max(hosts * size_bytes / rates.link, size_bytes / rates.disk)
-
-
-def render_rate(bytes_per_s: float) -> str:
-    """Return a rate as text.
-
-    >>> render_rate(1.25e9), render_rate(12.5e6)
-    ('1.25 GB/s', '12.5 MB/s')
-    """
-    return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"
 
 
 @dataclass(frozen=True)
@@ -225,7 +217,7 @@ def _estimate_ways(
     missing: Sequence[NodeState], size_bytes: int, rates: CopyRates, unavailable: Mapping[How, str]
 ) -> tuple[Option, ...]:
     """Return every way with its estimated seconds; `unavailable` holds the others, with reasons."""
-    count, link, shared = len(missing), render_rate(rates.link), render_rate(rates.shared)
+    count, link, shared = len(missing), describe_bytes(rates.link), describe_bytes(rates.shared)
     times = "once" if count == 1 else f"{count} times"
     seconds: dict[How, float] = {
         "copy": copy_s(size_bytes, count, rates),
@@ -235,10 +227,10 @@ def _estimate_ways(
     }
     hosts = f"{describe_count(count, 'host')} {plural(count, 'passes', 'pass')}"
     why: dict[How, str] = {
-        "copy": f"{describe_count(count, 'reader')} of a shared file system at {shared}",
-        "chain": f"one node reads, {hosts} it on at {link}",
-        "sbcast": f"Slurm sends {times} at {link}",
-        "ssh": f"this machine sends {times} at {link}",
+        "copy": f"{describe_count(count, 'reader')} of a shared file system at {shared}/s",
+        "chain": f"one node reads, {hosts} it on at {link}/s",
+        "sbcast": f"Slurm sends {times} at {link}/s",
+        "ssh": f"this machine sends {times} at {link}/s",
     }
     blind = [state.host for state in missing if not state.sees_source]
     reasons: dict[How, str] = {"copy": f"{blind[0]} cannot read the source"} if blind else {}

@@ -27,7 +27,6 @@ whose digest was unknown. `node.sh` reads and writes the same line.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import os
 import signal
@@ -38,13 +37,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from caffe_recipes.files import wait_until_read
+from caffe_recipes.files import try_lock, wait_until_read
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -111,49 +109,21 @@ STAMP = ".caffe-recipes-staged"
 _FORMAT = "caffe-recipes-1"
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """The stamp of a staged file; without `mtime` the copy is unfinished, without `digest` unverified."""
+def parse_folders_made(stamp: str) -> int | None:
+    """Return the number of folders that staging made, from a stamp; None if it is not one of our stamps.
 
-    folders_made: int
-    digest: str | None = None
-    size_bytes: int = 0
-    mtime: str = ""
-    inode: int = 0
-
-
-def stamp_file(folders_made: int, digest: str, status: os.stat_result) -> Stamp:
-    """Return the stamp of a verified file."""
-    return Stamp(folders_made, digest, status.st_size, render_mtime(status.st_mtime_ns), status.st_ino)
-
-
-def parse_stamp(line: str) -> Stamp | None:
-    """Return the stamp in a line; None if the line is not one of our stamps.
-
-    >>> parse_stamp("caffe-recipes-1 2 - - - -")
-    Stamp(folders_made=2, digest=None, size_bytes=0, mtime='', inode=0)
+    >>> parse_folders_made("caffe-recipes-1 2 - - - -")
+    2
     """
-    words = line.split()
-    if len(words) != 6 or words[0] != _FORMAT or not words[1].isdigit():
-        return None
-    if words[2:] == ["-"] * 4:
-        return Stamp(int(words[1]))
-    if not (words[3].isdigit() and words[5].isdigit()):
-        return None
-    digest = None if words[2] == "-" else words[2]
-    return Stamp(int(words[1]), digest, int(words[3]), words[4], int(words[5]))
+    words = stamp.split()
+    is_ours = len(words) == 6 and words[0] == _FORMAT and words[1].isdigit()
+    return int(words[1]) if is_ours else None
 
 
-def render_stamp(stamp: Stamp) -> str:
-    """Return a stamp as a line.
-
-    >>> render_stamp(Stamp(1))
-    'caffe-recipes-1 1 - - - -'
-    """
-    if not stamp.mtime:
-        return f"{_FORMAT} {stamp.folders_made} - - - -"
-    digest = stamp.digest or "-"
-    return f"{_FORMAT} {stamp.folders_made} {digest} {stamp.size_bytes} {stamp.mtime} {stamp.inode}"
+def render_stamp(folders_made: int, digest: str, status: os.stat_result) -> str:
+    """Return the stamp of a verified file, as one line."""
+    state = f"{status.st_size} {render_mtime(status.st_mtime_ns)} {status.st_ino}"
+    return f"{_FORMAT} {folders_made} {digest} {state}\n"
 
 
 def render_mtime(mtime_ns: int) -> str:
@@ -217,9 +187,7 @@ class Landing:
         if found != digest:
             raise OSError("the digest of the copy differs from the source's")
         os.fsync(self._file)
-        made = self._folders_made()
-        line = render_stamp(stamp_file(made, digest, os.fstat(self._file)))
-        self._write_stamp(line)
+        self._write_stamp(render_stamp(self._folders_made(), digest, os.fstat(self._file)))
         os.link(self._part, DATA, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
         os.unlink(self._part, dir_fd=self._folder)
         os.fsync(self._folder)
@@ -244,16 +212,16 @@ class Landing:
 
     def _folders_made(self) -> int:
         with os.fdopen(os.open(STAMP, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._folder)) as file:
-            stamp = parse_stamp(file.read(1000))
-        if stamp is None:
+            made = parse_folders_made(file.read(1000))
+        if made is None:
             raise OSError(f"{STAMP} is not one of our stamps")
-        return stamp.folders_made
+        return made
 
-    def _write_stamp(self, line: str) -> None:
+    def _write_stamp(self, stamp: str) -> None:
         beside = f"{STAMP}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(beside, flags, 0o600, dir_fd=self._folder), "w") as file:
-            file.write(line + "\n")
+            file.write(stamp)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, STAMP, src_dir_fd=self._folder, dst_dir_fd=self._folder)
@@ -269,15 +237,10 @@ def _check_ours(status: os.stat_result, what: str) -> None:
 def _lock(file: int) -> None:
     """Lock the partial copy; a process of a chain that was just ended may still hold the lock."""
     until = time.monotonic() + _LOCK_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise OSError("another process on this host is staging the same LMDB") from None
-            time.sleep(0.1)
-        else:
-            return
+    while not try_lock(file):
+        if time.monotonic() > until:
+            raise OSError("another process on this host is staging the same LMDB")
+        time.sleep(0.1)
 
 
 class Sink:

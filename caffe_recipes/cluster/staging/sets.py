@@ -1,28 +1,37 @@
-"""Sets of files to stage, and what `manage.sh` does with them on a host.
+"""Sets of files to stage, their digests, and what `manage.sh` does with them on a host.
 
 Each host gets its own files of a set, in one folder. An LMDB is a set of one file, data.mdb, for all hosts.
 On a host, each file is verified before it gets its final name, never replaces another file, and has its own
 stamp. So an interrupted staging resumes with the missing files.
+
+The digest of a source, which every copy is checked against, is cached in the user's cache folder. A copy that
+staging did not make has no stamp and gets none, since `--clean` must not remove it. Each run checks it twice,
+and hashing 42 GB takes minutes, so its digest is cached, too, until the copy changes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import posixpath
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from caffe_recipes.cluster.commands import COMMAND_S, Host
 from caffe_recipes.cluster.hosts import Answer, ask_all
 from caffe_recipes.cluster.remote import NodeRefusal, call_to_end, seconds_for, unreadable
-from caffe_recipes.cluster.staging.manifest import SourceFile, find_source
-from caffe_recipes.cluster.staging.relay import DATA
-from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.cluster.staging.relay import DATA, digest_of
+from caffe_recipes.errors import ClusterError, DataError, InputError
+from caffe_recipes.files import lock, private_cache, read_within, reading, write_cache_file
 from caffe_recipes.wording import describe_count
 
 # Each file is an argument of the command, and the system limits their total length.
@@ -43,6 +52,32 @@ _ANSWERS = {
 }
 _CLEANED = re.compile(rf"(kept) (.+)|(cleaned) ({_BYTES})|nothing")
 _HINT = "ask its owner to remove it, or stage to another folder"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """The source file on this machine, with the attributes that change when it is written."""
+
+    data: Path
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+
+
+def find_source(folder: Path) -> SourceFile:
+    """Return the data file of the LMDB in a folder. Raises DataError if there is none."""
+    hint = "give the LMDB's folder"
+    source = stat_source(folder.absolute() / DATA, hint)
+    if not source.data.is_file() or source.size_bytes == 0:
+        raise DataError(source.data, "is not an LMDB", hint)
+    return source
+
+
+def stat_source(path: Path, hint: str = "copy or create the files again") -> SourceFile:
+    """Return a source file with its attributes. Raises DataError if it does not exist."""
+    with reading(path, DataError, hint):
+        status = path.stat()
+    return SourceFile(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @dataclass(frozen=True)
@@ -293,3 +328,103 @@ def _call(
 ) -> list[str]:
     words = (folder, str(root), *words)
     return call_to_end(host, "node", verb, *words, timeout_s=limit_s, place=folder, hint=_HINT)
+
+
+# A file modified more recently may be written again without a change of its mtime, which has a coarse clock.
+_SETTLED_S = 2.0
+_SAVING = threading.Lock()
+
+
+def load_digest(source: SourceFile, cache: Path) -> str | None:
+    """Return the cached digest of a source; None if the source was never hashed, or has changed since."""
+    try:
+        known = json.loads(read_within(private_cache(cache) / _manifest_name(source), "json-bytes"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(known, dict) or {**known, "digest": ""} != _identity(source, ""):
+        return None
+    return str(known["digest"])
+
+
+def hash_source(source: SourceFile, cache: Path) -> str:
+    """Hash a source, and cache and return its digest. Raises DataError, also if the source changes."""
+    with reading(source.data, DataError, "check its disk"):
+        digest = digest_of(source.data)
+    save_digest(source, digest, cache)
+    return digest
+
+
+def known_digest(source: SourceFile, cache: Path) -> str:
+    """Return the digest of a source, from the cache or by hashing it. Raises DataError."""
+    return load_digest(source, cache) or hash_source(source, cache)
+
+
+def save_digest(source: SourceFile, digest: str, cache: Path) -> None:
+    """Cache the digest of a source. Raises DataError if the source has changed."""
+    if stat_source(source.data) != source:
+        raise DataError(
+            source.data,
+            "changed while it was being staged",
+            "stop the program that writes to it, and stage again",
+        )
+    if time.time() - source.mtime_ns / 1e9 > _SETTLED_S:
+        with contextlib.suppress(OSError):  # without a cache it is hashed again next time
+            write_cache_file(
+                private_cache(cache) / _manifest_name(source), json.dumps(_identity(source, digest))
+            )
+
+
+@contextlib.contextmanager
+def staging_lock(lmdb: str, cache: Path) -> Iterator[None]:
+    """Hold the lock for staging to a path. Raises ClusterError if another process of the user holds it."""
+    name = hashlib.sha256(lmdb.encode(errors="surrogateescape")).hexdigest()[:16]
+    busy = ClusterError(lmdb, "is being staged by another process", "wait for it to end")
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # without a lock each node still verifies its copy
+            held.enter_context(lock(private_cache(cache) / f"stage-{name}.lock", busy))
+        yield
+
+
+def _manifest_name(source: SourceFile) -> Path:
+    name = hashlib.sha256(os.fsencode(source.data)).hexdigest()[:32]
+    return Path("manifests") / f"{name}.json"
+
+
+def _identity(source: SourceFile, digest: str) -> dict[str, str | int]:
+    return {
+        "path": str(source.data),
+        "bytes": source.size_bytes,
+        "mtime_ns": source.mtime_ns,
+        "inode": source.inode,
+        "digest": digest,
+    }
+
+
+class Copy(NamedTuple):
+    """A file on a host: its stamp, which changes whenever it is written, and its digest at that stamp."""
+
+    stamp: str
+    digest: str
+
+
+def load_copies(lmdb: str, cache: Path) -> dict[str, Copy]:
+    """Return the cached copies of an LMDB by host, or the cached files of a set on one host by name.
+
+    The cache is ignored if other users can write to it.
+    """
+    try:
+        known = json.loads(read_within(private_cache(cache) / _copies_name(lmdb), "json-bytes"))
+        return {str(host): Copy(str(stamp), str(digest)) for host, (stamp, digest) in known.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def save_copies(lmdb: str, found: Mapping[str, Copy], cache: Path) -> None:
+    """Add copies to the cache; the hosts that have an LMDB share one file."""
+    with _SAVING, contextlib.suppress(OSError):  # without a cache they are hashed again next time
+        copies = {**load_copies(lmdb, cache), **found}
+        write_cache_file(private_cache(cache) / _copies_name(lmdb), json.dumps(copies))
+
+
+def _copies_name(lmdb: str) -> Path:
+    return Path("copies") / f"{hashlib.sha256(os.fsencode(lmdb)).hexdigest()[:32]}.json"

@@ -14,16 +14,6 @@ from typing import Literal
 from caffe_recipes.cluster.commands import MAX_TRANSFER_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, ask_all
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging.manifest import (
-    Copy,
-    cache_folder,
-    known_digest,
-    load_copies,
-    load_digest,
-    save_copies,
-    save_digest,
-    staging_lock,
-)
 from caffe_recipes.cluster.staging.plan import (
     CopyRates,
     How,
@@ -33,13 +23,20 @@ from caffe_recipes.cluster.staging.plan import (
     render_plan,
 )
 from caffe_recipes.cluster.staging.sets import (
+    Copy,
     FileSet,
     FoundFile,
     NodeState,
     SetFile,
     ask_files,
     clean_host,
+    known_digest,
+    load_copies,
+    load_digest,
     normalize_folder,
+    save_copies,
+    save_digest,
+    staging_lock,
     survey_hosts,
     to_state,
 )
@@ -52,6 +49,7 @@ from caffe_recipes.cluster.staging.ways import (
     send_by_sbcast,
     send_to_each,
 )
+from caffe_recipes.files import cache_folder
 from caffe_recipes.wording import describe_count
 
 _ONE_FILE = "sends the same files to every host, but each host needs different ones"

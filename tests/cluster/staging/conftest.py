@@ -13,11 +13,11 @@ import pytest
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.launcher import RankLaunch
-from caffe_recipes.cluster.staging.manifest import SourceFile
 from caffe_recipes.cluster.staging.relay import BLOCK_BYTES
 from caffe_recipes.cluster.staging.sets import (
     FileSet,
     SetFile,
+    SourceFile,
     abandon_parts,
     ask_files,
     clean_host,

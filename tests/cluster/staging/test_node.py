@@ -16,9 +16,14 @@ import pytest
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node, program_text
-from caffe_recipes.cluster.staging.manifest import find_source, hash_source
-from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, file_digest, parse_stamp, render_mtime
-from caffe_recipes.cluster.staging.sets import survey_hosts
+from caffe_recipes.cluster.staging.relay import (
+    BLOCK_BYTES,
+    STAMP,
+    file_digest,
+    parse_folders_made,
+    render_stamp,
+)
+from caffe_recipes.cluster.staging.sets import find_source, hash_source, survey_hosts
 from caffe_recipes.errors import ClusterError
 from tests.cluster.staging.conftest import (
     abandon_part,
@@ -104,10 +109,7 @@ def test_a_node_and_python_and_the_line_for_hand_use_compute_one_digest(lmdb: Pa
 def test_a_node_and_python_write_one_stamp(lmdb: Path) -> None:
     digest = place(lmdb, b"records")
     status = (lmdb / "data.mdb").stat()
-    stamp = parse_stamp((lmdb / STAMP).read_text())
-    assert stamp is not None
-    assert (stamp.folders_made, stamp.digest, stamp.size_bytes) == (2, digest, 7)
-    assert (stamp.mtime, stamp.inode) == (render_mtime(status.st_mtime_ns), status.st_ino)
+    assert (lmdb / STAMP).read_text() == render_stamp(2, digest, status)
     assert probe_node(HOST, str(lmdb), "/none", 7).digest == digest
 
 
@@ -147,7 +149,7 @@ def test_an_unreadable_stamp_is_not_treated_as_ours(lmdb: Path, text: str) -> No
     lmdb.mkdir(parents=True)
     (lmdb / STAMP).write_text(text)
     (lmdb / "data.mdb").write_bytes(b"records")
-    assert parse_stamp(text) is None
+    assert parse_folders_made(text) is None
     assert probe_node(HOST, str(lmdb), "/none", 7).digest is None
     assert clean_node(HOST, str(lmdb))[0] == "kept"
     (lmdb / "data.mdb").unlink()
@@ -234,9 +236,7 @@ def test_why_a_folder_cannot_be_created_is_reported_in_a_few_words(lmdb: Path) -
 def test_only_folders_that_staging_made_are_counted_and_removed(lmdb: Path) -> None:
     lmdb.parent.mkdir()
     reserve_part(HOST, str(lmdb / "deep"), PART, 7)
-    stamp = parse_stamp((lmdb / "deep" / STAMP).read_text())
-    assert stamp is not None
-    assert stamp.folders_made == 2
+    assert parse_folders_made((lmdb / "deep" / STAMP).read_text()) == 2
     abandon_part(HOST, str(lmdb / "deep"))
     assert list(lmdb.parent.iterdir()) == []
 
@@ -312,6 +312,33 @@ def test_in_any_shell_a_path_is_trusted_alike(tmp_path: Path, shell: list[str]) 
         "link/x": f"caffe-recipes: refused leads to {tmp_path}/open, which can be changed by anybody",
     }.items():
         assert message in call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path), path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play other users")
+def test_in_any_shell_a_colleague_below_a_folder_of_root_s_in_a_shared_one_is_trusted_as_outside(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    """As in `files`: tests/test_files.py has the same folders."""
+    tmp_path.chmod(0o1777)
+    owners = {"users": 0, "users/bob": 54321, "users/team": 0, "eve": 54321, "mine": 1234, "mine/bob": 54321}
+    for name, owner in owners.items():
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, owner, 54321)
+    (tmp_path / "users/team").chmod(0o775)
+
+    def judge(path: str, user: int) -> str:
+        checked = f'me={user} reads=yes; check_path "$1"; echo trusted'
+        return call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path)[-2]
+
+    for path in ("users", "users/bob", "users/team", "users/../users/bob", "mine/../users/bob"):
+        assert judge(path, 1234) == "trusted", path
+    for path in ("eve", "users/../eve", "users/bob/../../eve"):
+        assert "belongs to user 54321, who can change its contents" in judge(path, 1234), path
+    # Others may have put files into a folder of the user's while it was open; root cannot tell these apart.
+    assert "belongs to user 54321" in judge("mine/bob", 1234)
+    assert "belongs to user 54321" in judge("users/bob", 0)
+    (tmp_path / "users").chmod(0o775)  # its group is not the user's own
+    assert "users, which can be changed by the group" in judge("users/bob", 1234)
 
 
 def test_a_group_may_write_in_a_folder_of_its_own_and_not_where_everybody_has_files(

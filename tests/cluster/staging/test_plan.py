@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.staging.manifest import SourceFile
 from caffe_recipes.cluster.staging.plan import (
     ChainOrder,
     CopyRates,
@@ -14,7 +13,7 @@ from caffe_recipes.cluster.staging.plan import (
     plan_staging,
     render_plan,
 )
-from caffe_recipes.cluster.staging.sets import FileSet, FoundFile, NodeState, SetFile
+from caffe_recipes.cluster.staging.sets import FileSet, FoundFile, NodeState, SetFile, SourceFile
 from caffe_recipes.errors import InputError
 
 GB = 10**9

@@ -12,10 +12,18 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging.manifest import SourceFile, staging_lock, stat_source
 from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.cluster.staging.relay import digest_of
-from caffe_recipes.cluster.staging.sets import FileSet, SetFile, ask_files, clean_host, survey_hosts
+from caffe_recipes.cluster.staging.sets import (
+    FileSet,
+    SetFile,
+    SourceFile,
+    ask_files,
+    clean_host,
+    staging_lock,
+    stat_source,
+    survey_hosts,
+)
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
 from tests.cluster.staging.conftest import FolderHost

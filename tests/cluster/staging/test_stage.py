@@ -12,16 +12,17 @@ from typing import get_args
 import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
-from caffe_recipes.cluster.staging.manifest import (
+from caffe_recipes.cluster.staging.plan import How, plan_staging
+from caffe_recipes.cluster.staging.relay import STAMP, digest_of
+from caffe_recipes.cluster.staging.sets import (
+    NodeState,
     find_source,
     hash_source,
+    lmdb_set,
     load_copies,
     load_digest,
     staging_lock,
 )
-from caffe_recipes.cluster.staging.plan import How, plan_staging
-from caffe_recipes.cluster.staging.relay import STAMP, digest_of
-from caffe_recipes.cluster.staging.sets import NodeState, lmdb_set
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, clean, survey
 from caffe_recipes.cluster.staging.ways import StagingJob, send_to_each
 from caffe_recipes.errors import ClusterError, DataError, InputError
