@@ -17,12 +17,9 @@ from caffe_recipes.caffe.prototxt import (
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.diff.changes import Comparison, FileDiff
-from caffe_recipes.review.diff.documents import diff_documents, kind_of, read_message
+from caffe_recipes.review.diff.documents import EpochScale, diff_documents, kind_of, read_message
 from caffe_recipes.review.diff.messages import fingerprint, match_by_keys
 from caffe_recipes.review.diff.nets import phase_of
-from caffe_recipes.review.diff.solvers import (
-    EpochScale,
-)
 from caffe_recipes.review.diff.sources import RecipeSide, TextFile, Tree
 
 if TYPE_CHECKING:
