@@ -24,7 +24,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.review.columns import shorten_middle
 from caffe_recipes.review.inspect.costs import window
-from caffe_recipes.review.inspect.summary import has_inputs
+from caffe_recipes.review.inspect.summary import has_inputs, show_dims
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.shape_rules import Shape
@@ -83,9 +83,7 @@ def show_image(shape: Shape | None) -> str:
     >>> show_image((32, 64, 56, 56)), show_image((32,)), show_image((32, None)), show_image(None)
     ('64×56×56', '1', '?', '?')
     """
-    if shape is None:
-        return "?"
-    return "×".join("?" if dim is None else str(dim) for dim in shape[1:]) or "1"
+    return show_dims(shape and shape[1:], "×")
 
 
 def describe_layer(layer: pb.LayerParameter) -> str:
