@@ -11,7 +11,6 @@ from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, max_bytes_option, painter, print_text, terminal_width
 from caffe_recipes.review.lint.check import explain_rule
-from caffe_recipes.review.lint.fixes import plan_fixes
 from caffe_recipes.review.lint.folders import is_at_least
 from caffe_recipes.review.lint.folders import lint as find_all
 from caffe_recipes.review.lint.inputs import LintOptions
@@ -24,7 +23,7 @@ from caffe_recipes.review.lint.rules import (
     render_json,
     render_rules,
 )
-from caffe_recipes.review.rewrites import render_diff, save_rewrites
+from caffe_recipes.review.rewrites import plan_fixes, render_diff, save_rewrites
 
 _COUNT = Whole(min=1, max=2**31 - 1)
 

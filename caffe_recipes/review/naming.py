@@ -40,7 +40,6 @@ class Named:
     a family, `FILE.yaml:row`.
     """
 
-    text: str
     kind: Kind
     path: str
     net: str = ""
@@ -93,18 +92,18 @@ def find_named(text: str) -> Named | None:
     ('recipe', 'train_val', None)
     """
     if text in shipped_names():
-        return Named(text, "recipe", text)
+        return Named("recipe", text)
     if os.path.exists(text):  # noqa: PTH110 - Path.exists raises where a name is too long
         if Path(text).is_dir():
-            return Named(text, "folder", text)
-        return Named(text, "recipe" if text.endswith(RECIPE_SUFFIXES) else "file", text)
+            return Named("folder", text)
+        return Named("recipe" if text.endswith(RECIPE_SUFFIXES) else "file", text)
     recipe, colon, net = text.rpartition(":")
     if not colon:
         return None
     if _is_family_file(recipe):
-        return Named(text, "recipe", text)
+        return Named("recipe", text)
     if recipe in shipped_names() or _is_yaml_file(recipe) or _is_family_file(recipe.rpartition(":")[0]):
-        return Named(text, "net", recipe, net)
+        return Named("net", recipe, net)
     return None
 
 

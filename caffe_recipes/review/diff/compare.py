@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,28 +11,30 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layers import batch_size as layer_batch
-from caffe_recipes.caffe.prototxt import (
-    MOST_BYTES,
-)
+from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.diff.changes import Comparison, FileDiff
-from caffe_recipes.review.diff.documents import diff_documents, kind_of, read_message
+from caffe_recipes.review.diff.documents import EpochScale, diff_documents, kind_of, read_message
 from caffe_recipes.review.diff.messages import fingerprint, match_by_keys
 from caffe_recipes.review.diff.nets import phase_of
-from caffe_recipes.review.diff.solvers import (
-    EpochScale,
-)
 from caffe_recipes.review.diff.sources import RecipeSide, TextFile, Tree
 
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.sources import Read, Sides
 
 
-Compare = Callable[[TextFile, TextFile], FileDiff | None]
+@dataclass(frozen=True)
+class DiffOptions:
+    """The options of `diff`; `images` per epoch and the `ranks` of each side give a solver's epochs."""
+
+    defaults: bool = False
+    images: int | None = None
+    ranks: tuple[int, int] | None = None
+    max_bytes: int = MOST_BYTES
 
 
-def compare_trees(old: Tree, new: Tree, compare: Compare) -> list[FileDiff]:
+def compare_trees(old: Tree, new: Tree, options: DiffOptions) -> list[FileDiff]:
     """Return the files that differ, sorted by path; a file that cannot be compared is marked as unreadable.
 
     A removed file and an added one with the same meaning count as a rename.
@@ -43,14 +45,14 @@ def compare_trees(old: Tree, new: Tree, compare: Compare) -> list[FileDiff]:
     pairs = match_by_keys([*removed.items()], [*added.items()], [_meaning]) if removed and added else {}
     origins, paths = [*removed], [*added]
     renamed = {paths[j]: origins[i] for i, j in pairs.items()}
-    found = [_compare_entry(path, old, new, compare) for path in common]
+    found = [_compare_entry(path, old, new, options) for path in common]
     found += [FileDiff(path, "renamed", renamed_from=origin) for path, origin in renamed.items()]
     found += [FileDiff(path, "removed") for path in removed.keys() - set(renamed.values())]
     found += [FileDiff(path, "added") for path in added.keys() - renamed.keys()]
     return sorted(filter(None, found), key=lambda file: file.path)
 
 
-def _compare_entry(path: str, old: Tree, new: Tree, compare: Compare) -> FileDiff | None:
+def _compare_entry(path: str, old: Tree, new: Tree, options: DiffOptions) -> FileDiff | None:
     sides = []
     for tree in (old, new):
         data = tree.files[path]
@@ -60,7 +62,7 @@ def _compare_entry(path: str, old: Tree, new: Tree, compare: Compare) -> FileDif
     if sides[0].data == sides[1].data:
         return None
     try:
-        return compare(*sides)
+        return compare_files(sides[0], sides[1], options)
     except InputError as error:
         return FileDiff(path, "unreadable", note=str(error))
 
@@ -77,16 +79,6 @@ def _meaning(file: tuple[str, bytes | PrototxtError]) -> Hashable:
     return kind_of(message), fingerprint(message)
 
 
-@dataclass(frozen=True)
-class DiffOptions:
-    """The options of `diff`; `images` per epoch and the `ranks` of each side give a solver's epochs."""
-
-    defaults: bool = False
-    images: int | None = None
-    ranks: tuple[int, int] | None = None
-    max_bytes: int = MOST_BYTES
-
-
 def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Comparison:
     """Return the comparison of the two sides. Raises InputError if two files cannot be compared."""
     old, new = sides
@@ -95,8 +87,7 @@ def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Compari
 
         return compare_recipes(old, new, options.defaults)
     if isinstance(old, Tree) and isinstance(new, Tree):
-        files = compare_trees(old, new, lambda a, b: compare_files(a, b, options))
-        return Comparison(old.label, new.label, tuple(files))
+        return Comparison(old.label, new.label, tuple(compare_trees(old, new, options)))
     assert isinstance(old, TextFile) and isinstance(new, TextFile)
     found = compare_files(old, new, options)
     return Comparison(old.label, new.label, (found,) if found else (), single=True)

@@ -328,7 +328,7 @@ class _Context:
 
 
 def diff_messages(
-    old: Message, new: Message, *, defaults: bool = False, skip: Collection[str] = (), prefix: str = ""
+    old: Message, new: Message, *, defaults: bool = False, skip: Collection[str] = ()
 ) -> list[Change]:
     """Return a change for every field in which two messages of the same type differ, in schema order.
 
@@ -340,10 +340,12 @@ def diff_messages(
     >>> change.field, change.old.text, change.new.text
     ('base_lr', '1', '2')
     """
-    return _diff(old, new, _Context(defaults), skip, prefix)
+    return _diff(old, new, _Context(defaults), skip)
 
 
-def _diff(old: Message, new: Message, context: _Context, skip: Collection[str], prefix: str) -> list[Change]:
+def _diff(
+    old: Message, new: Message, context: _Context, skip: Collection[str] = (), prefix: str = ""
+) -> list[Change]:
     if isinstance(old, pb.LayerParameter) and isinstance(new, pb.LayerParameter):
         context = replace(context, types=(old.type, new.type))
     if not context.defaults:
@@ -475,7 +477,7 @@ def _diff_block(
 ) -> list[Change]:
     is_set = old.HasField(field.name), new.HasField(field.name)
     blocks = getattr(old, field.name), getattr(new, field.name)
-    found = _diff(*blocks, context, (), f"{path}.")
+    found = _diff(*blocks, context, prefix=f"{path}.")
     if is_set[0] == is_set[1]:
         return found
     if not (context.defaults or _is_significant_in_either(field, old, new, context)):
@@ -508,7 +510,7 @@ def _diff_blocks(
         if j not in found_at:
             yield Change("changed", name, NOT_SET, _block_value(item))
         else:
-            yield from _diff(old[found_at[j]], item, context, (), f"{name}.")
+            yield from _diff(old[found_at[j]], item, context, prefix=f"{name}.")
 
 
 def _pair_by_fields(old: list[Message], new: list[Message], names: Sequence[str]) -> dict[int, int]:

@@ -16,14 +16,11 @@ from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe, SolverSettings
 from caffe_recipes.recipe.shipped import is_family
 from caffe_recipes.recipe.source import parse_any_recipe
 from caffe_recipes.review.diff.changes import NOT_SET, Change, Comparison, FileDiff, ShownValue
-from caffe_recipes.review.diff.solvers import (
-    EpochScale,
-)
+from caffe_recipes.review.diff.documents import EpochScale, diff_documents
 from caffe_recipes.review.diff.sources import RecipeSide, TextFile, decode_recipe
 
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import Json
-from caffe_recipes.review.diff.documents import diff_documents
 
 # Keys whose values are in the generated solvers and nets, whose changes are reported there.
 _IN_PROTOTXTS = frozenset(

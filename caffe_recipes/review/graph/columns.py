@@ -14,20 +14,17 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, count, permutations
 from typing import TYPE_CHECKING
 
-from caffe_recipes.review.graph.blocks import edges_into, stage_title
 from caffe_recipes.review.graph.boxes import (
     HEADING,
     HEADING_HEIGHT,
     SMALL,
+    edges_into,
+    stage_title,
     text_width,
 )
 
 if TYPE_CHECKING:
-    from caffe_recipes.review.graph.blocks import Block, Stage
-    from caffe_recipes.review.graph.boxes import (
-        Edge,
-        Graph,
-    )
+    from caffe_recipes.review.graph.boxes import Block, Edge, Graph, Stage
 
 
 @dataclass(frozen=True)

@@ -10,31 +10,22 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from caffe_recipes.review.graph.blocks import (
+from caffe_recipes.review.graph.boxes import (
+    HEADING,
+    HEADING_HEIGHT,
     Stage,
     edges_into,
     find_stages,
     show_size,
     split_wires,
     stage_title,
-    with_notes,
-)
-from caffe_recipes.review.graph.boxes import (
-    HEADING,
-    HEADING_HEIGHT,
     text_width,
+    with_notes,
 )
 from caffe_recipes.review.graph.columns import Blob, place_boxes, plan_column, row_heights
 
 if TYPE_CHECKING:
-    from caffe_recipes.review.graph.blocks import (
-        Wiring,
-    )
-    from caffe_recipes.review.graph.boxes import (
-        Box,
-        Edge,
-        Graph,
-    )
+    from caffe_recipes.review.graph.boxes import Box, Edge, Graph, Wiring
     from caffe_recipes.review.graph.columns import ColumnPlan, Route
 
 Point = tuple[float, float]

@@ -246,7 +246,7 @@ def _is_unknown(layer: LayerCount) -> bool:
 
 def _count(found: LayerShapes, phase: int, only_phase: str, owners: dict[str, str]) -> LayerCount:
     layer = found.layer
-    own, shared, shares_with = _split_shared_blobs(found, owners)
+    own, shares_with = _split_shared_blobs(found, owners)
     sizes = [None] if found.learned is None else [size_of(found.learned[index]) for index in own]
     is_statistic = layer.type == "BatchNorm"
     learned = 0 if is_statistic else sum_counts(sizes)
@@ -263,7 +263,7 @@ def _count(found: LayerShapes, phase: int, only_phase: str, owners: dict[str, st
         learned,
         frozen,
         sum_counts(sizes) if is_statistic else 0,
-        shares_with if shared else "",
+        shares_with,
         multiply_adds(found),
         other_operations(found, phase),
         _activation_bytes(found),
@@ -314,8 +314,8 @@ def _sides(values: Sequence[int]) -> str:
     return "x".join(map(str, values[:1] if len(set(values)) == 1 else values))
 
 
-def _split_shared_blobs(found: LayerShapes, owners: dict[str, str]) -> tuple[list[int], bool, str]:
-    """Return the indices of the blobs that a layer owns, whether it shares any, and with which layer."""
+def _split_shared_blobs(found: LayerShapes, owners: dict[str, str]) -> tuple[list[int], str]:
+    """Return the indices of the blobs that a layer owns, and the layer that it shares others with, or ''."""
     own, shares_with = [], ""
     for index in range(len(found.learned or ())):
         name = found.layer.param[index].name if index < len(found.layer.param) else ""
@@ -325,7 +325,7 @@ def _split_shared_blobs(found: LayerShapes, owners: dict[str, str]) -> tuple[lis
         if name:
             owners[name] = found.layer.name
         own.append(index)
-    return own, bool(shares_with), shares_with
+    return own, shares_with
 
 
 def _is_frozen(layer: pb.LayerParameter, index: int) -> bool:
@@ -337,5 +337,4 @@ def _activation_bytes(found: LayerShapes) -> Dim:
     if layer.type in _VIEWS:
         return 0
     made = [shape for name, shape in zip(layer.top, found.tops, strict=True) if name not in layer.bottom]
-    count = sum_counts(size_of(shape) for shape in made)
-    return None if count is None else _FLOAT_BYTES * count
+    return product([_sizes(made), _FLOAT_BYTES])

@@ -21,6 +21,7 @@ from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import DataError, InputError, PrototxtError
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import (
+    Named,
     find_at_path,
     find_beside,
     find_named,
@@ -55,9 +56,9 @@ def load_net(
     searched for as in `naming.find_at_path`, and beside the solver.
     Raises PrototxtError, RecipeError or InputError.
     """
-    if _is_recipe(given):
-        return _recipe_net(given)
-    named = find_named(given)
+    named = find_named(given) or _name_unknown_recipe(given)
+    if named is not None and named.kind in ("recipe", "net"):
+        return _recipe_net(named)
     if named is not None and named.kind == "folder":
         given = _only_net(given, max_bytes)
     document: Document[Message] = load_document(given, max_bytes=max_bytes)
@@ -70,23 +71,22 @@ def load_net(
     raise InputError(given, what, "give a net, a solver of one phase, or a recipe")
 
 
-def _is_recipe(given: str) -> bool:
-    """Return whether an argument names a recipe or its net; an unknown name counts as a recipe."""
-    named = find_named(given)
-    if named is not None:
-        return named.kind in ("recipe", "net")
-    name = given.partition(":")[0]
-    return name.endswith(RECIPE_SUFFIXES) or ("/" not in name and not name.endswith((".prototxt", ".pt")))
+def _name_unknown_recipe(given: str) -> Named | None:
+    """Return an unknown name as that of a recipe, which `load_recipe` reports; None for a file's path."""
+    name, _, net = given.partition(":")
+    is_recipe = name.endswith(RECIPE_SUFFIXES) or (
+        "/" not in name and not name.endswith((".prototxt", ".pt"))
+    )
+    return Named("recipe", name, net) if is_recipe else None
 
 
-def _recipe_net(given: str) -> GivenNet:
+def _recipe_net(named: Named) -> GivenNet:
     # Imported here because they are slow to import, and prototxts do not need them.
     from caffe_recipes.recipe.source import load_recipe
     from caffe_recipes.render.nets import build_net
 
-    named = find_named(given)
-    recipe = load_recipe(named.path if named else given.partition(":")[0])
-    net = (named.net if named else given.partition(":")[2]) or next(iter(recipe.nets))
+    recipe = load_recipe(named.path)
+    net = named.net or next(iter(recipe.nets))
     return GivenNet(f"{recipe.name}:{net}", build_net(recipe, net), pb.NetState())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -320,7 +319,9 @@ def render_recipe(recipe: AnyRecipe, images_per_s: float | None = None, width: i
     speed = images_per_s or recipe.reported.images_per_s
     facts = _facts(recipe, speed) if isinstance(recipe, Recipe) else _tensorflow_facts(recipe, speed)
     named = [(name, text) for name, text in facts if text]
-    blocks = [wrap_line(recipe.title, width), list(_wrap_facts(named, min(width or _WIDTH, _WIDTH)))]
+    before = ["", *(name for name, _ in named)]  # a name that repeats is printed once
+    rows = [("" if name == last else name, text) for last, (name, text) in zip(before, named, strict=False)]
+    blocks = [wrap_line(recipe.title, width), align_columns(rows, width=min(width or _WIDTH, _WIDTH))]
     if isinstance(recipe, Recipe):
         phases = [summarize_phase(recipe, phase, speed) for phase in recipe.phases]
         blocks += [
@@ -445,16 +446,6 @@ def _rate_tables(rows: list[tuple[str, ...]], most: int | None) -> Iterator[list
     for left_out, body in ((_RATES, rows), (_NUMBERS | {"policy"}, [row for row in rows if row[0] != "all"])):
         kept = [index for index, heading in enumerate(rows[0]) if heading not in left_out]
         yield align_columns([[row[index] for index in kept] for row in body], _NUMBERS | _RATES)
-
-
-def _wrap_facts(facts: list[tuple[str, str]], most: int) -> Iterator[str]:
-    """Yield names and wrapped texts, with hanging indents; a name that repeats is printed once."""
-    width, before = max(len(name) for name, _ in facts) + 2, ""
-    for name, text in facts:
-        head = "" if name == before else name
-        lines = textwrap.wrap(text, most - width, break_long_words=False, break_on_hyphens=False)
-        yield from (f"{head if not index else '':{width}}{line}" for index, line in enumerate(lines))
-        before = name
 
 
 def _rate_rows(recipe: Recipe, phases: list[PhaseSummary]) -> Iterator[tuple[str, ...]]:

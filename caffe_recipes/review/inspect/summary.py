@@ -176,13 +176,13 @@ def _stats_batch_sizes(net: LoadedNet, shapes: NetShapes) -> tuple[int, ...]:
     return tuple(sorted(size for size in found if size))
 
 
-def per_image(count: int, batch: int | None) -> int | None:
-    """Return the count per image of a batch's count, rounded up; None if the batch size is unknown.
+def per_image(count: Dim, batch: int | None) -> int | None:
+    """Return the count per image of a batch's count, rounded up; None if either of them is unknown.
 
-    >>> per_image(130853896192, 32), per_image(5, None)
-    (4089184256, None)
+    >>> per_image(130853896192, 32), per_image(5, None), per_image(None, 32)
+    (4089184256, None, None)
     """
-    return -(-count // batch) if batch else None
+    return -(-count // batch) if batch and count is not None else None
 
 
 def has_inputs(net: pb.NetParameter, phase: int, level: int = 0, stages: Sequence[str] = ()) -> bool:
@@ -306,7 +306,7 @@ _LEAST_NAME = 12
 
 
 def _narrow_row(layer: LayerCount, batch: int | None) -> tuple[str, ...]:
-    adds = _per_image_count(layer.multiply_adds, batch)
+    adds = per_image(layer.multiply_adds, batch)
     return (
         layer.name,
         f"{layer.type} ({layer.phase})" if layer.phase else layer.type,
@@ -373,9 +373,9 @@ def render_json(summary: Summary) -> str:
     data: dict[str, Any] = asdict(summary)
     for layer in data["layers"]:
         del layer["kernel"]  # programs read it from the net
-        layer["multiply_adds_per_image"] = _per_image_count(layer["multiply_adds"], summary.batch)
+        layer["multiply_adds_per_image"] = per_image(layer["multiply_adds"], summary.batch)
     totals = data["totals"]
-    totals["multiply_adds_per_image"] = _per_image_count(totals["multiply_adds"], summary.batch)
+    totals["multiply_adds_per_image"] = per_image(totals["multiply_adds"], summary.batch)
     totals["parameter_bytes"] = 4 * totals["parameters"]
     return json.dumps(data, indent=2)
 
@@ -392,21 +392,21 @@ def render_csv(summary: Summary) -> str:
             "bottoms": ";".join(map(_format_blob, layer.bottoms)),
             "tops": ";".join(map(_format_blob, layer.tops)),
             "in_place": int(layer.in_place),
-            "multiply_adds_per_image": _per_image_count(layer.multiply_adds, summary.batch),
+            "multiply_adds_per_image": per_image(layer.multiply_adds, summary.batch),
         }
         writer.writerow(["" if values[name] is None else values[name] for name in _CSV])
     return text.getvalue()
 
 
-def show_dims(shape: Shape | None) -> str:
-    """Return a shape in compact form.
+def show_dims(shape: Shape | None, times: str = "x") -> str:
+    """Return a shape in compact form, with `times` between its dimensions.
 
     >>> show_dims((32, None, 7, 7)), show_dims(()), show_dims(None)
     ('32x?x7x7', '1', '?')
     """
     if shape is None:
         return "?"
-    return "x".join("?" if dim is None else str(dim) for dim in shape) or "1"
+    return times.join("?" if dim is None else str(dim) for dim in shape) or "1"
 
 
 def _title(summary: Summary) -> str:
@@ -426,8 +426,8 @@ def _row(layer: LayerCount, batch: int | None) -> tuple[str, ...]:
         _shapes(layer),
         parameters,
         _number(layer.statistics),
-        _number(_per_image_count(layer.multiply_adds, batch)) if layer.multiply_adds != 0 else "",
-        _number(_per_image_count(layer.other_operations, batch)) if layer.other_operations != 0 else "",
+        _number(per_image(layer.multiply_adds, batch)) if layer.multiply_adds != 0 else "",
+        _number(per_image(layer.other_operations, batch)) if layer.other_operations != 0 else "",
         _number(layer.activation_bytes),
     )
 
@@ -487,10 +487,6 @@ def _matrix_layers(layers: Iterable[LayerCount]) -> str:
 def _per_image_and_batch(count: int, batch: int | None) -> str:
     each = per_image(count, batch)
     return f"{count:,} per batch" if each is None else f"{each:,} per image, {count:,} per batch"
-
-
-def _per_image_count(count: Dim, batch: int | None) -> int | None:
-    return None if count is None else per_image(count, batch)
 
 
 def _number(count: Dim) -> str:

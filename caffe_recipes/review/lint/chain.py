@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -228,7 +228,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Snapshots(Sequence[int]):
+class Snapshots:
     """The iterations at which a phase writes snapshots, in order. Computed on access, not stored."""
 
     every: range
@@ -240,13 +240,12 @@ class Snapshots(Sequence[int]):
     def __contains__(self, iteration: object) -> bool:
         return iteration in self.every or (self.last is not None and iteration == self.last)
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def __iter__(self) -> Iterator[int]:
+        yield from self.every
+        if self.last is not None:
+            yield self.last
+
+    def __getitem__(self, index: int) -> int:
         if self.last is not None and index in (-1, len(self.every)):
             return self.last
         return self.every[index + 1 if index < 0 and self.last is not None else index]

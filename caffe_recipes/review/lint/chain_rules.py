@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -207,15 +208,12 @@ _Learned = Mapping[str, tuple[Shape, ...] | None]
 
 def check_handovers(chain: Chain) -> Iterator[Finding]:
     """Find layers that cannot use the weights that their phase starts from."""
-    known: dict[int, _Learned | None] = {}
+    learned = cache(lambda index: _learned_of_link(chain.links[index]))
     for index, start in enumerate(plan_starts(chain)):
         if start is None:
             continue
         before, link = chain.links[start.index], chain.links[index]
-        for number in (start.index, index):
-            if number not in known:
-                known[number] = _learned_of_link(chain.links[number])
-        theirs, ours = known[start.index], known[index]
+        theirs, ours = learned(start.index), learned(index)
         if theirs is not None and ours is not None and link.net and before.net:
             yield from _check_misfits(before, link, link.net, theirs, ours)
             yield from _check_missing(before, link, link.net, theirs, ours)
@@ -234,17 +232,13 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
     for net, phases in views:
         if any(phase.phase == pb.TRAIN for phase in phases) or not phases or not is_deploy_net(phases[0]):
             continue
-        ours = _learned_blobs(net, NetState(pb.TEST))
+        ours = _learned_blobs(net, NetState(pb.TEST)) or {}
         beside = [one for one in trained if Path(one[0].path).parent == Path(net.path).parent]
-        known = [(other, phase, _learned_blobs(other, NetState(pb.TRAIN))) for other, phase in beside]
-        alike = [
-            one for one in known if ours and one[2] and 2 * len(ours.keys() & one[2].keys()) >= len(ours)
-        ]
-        if ours and alike:
-            other, phase, theirs = max(
-                alike, key=lambda one: len((ours or {}).keys() & (one[2] or {}).keys())
-            )
-            yield from _check_deploy(net, other, phase, ours, theirs or {})
+        known = [(other, phase, _learned_blobs(other, NetState(pb.TRAIN)) or {}) for other, phase in beside]
+        alike = [one for one in known if ours and 2 * len(ours.keys() & one[2].keys()) >= len(ours)]
+        if alike:
+            other, phase, theirs = max(alike, key=lambda one: len(ours.keys() & one[2].keys()))
+            yield from _check_deploy(net, other, phase, ours, theirs)
 
 
 @path_rule(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from string import Formatter
@@ -19,6 +18,7 @@ from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.errors import InputError
+from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.lint import data_rules, layer_rules, weight_rules, wiring_rules
 from caffe_recipes.review.lint.chain import batch_per_rank, stop_phases
 from caffe_recipes.review.lint.chain_rules import check_changes, check_handovers, check_joins, check_steps
@@ -206,12 +206,8 @@ def explain_rule(name: str, width: int | None = None) -> str:
         "accept": f"in a recipe: {{finding: {name}, reason: WHY IT IS INTENDED}}",
     }
     article = "an" if rule.severity == "error" else "a"
-    lines = [f"{name}: {article} {rule.severity}"]
-    for head, text in rows.items():
-        lines += textwrap.wrap(
-            text, min(width or _WIDTH, _WIDTH), initial_indent=f"{head:9}", subsequent_indent=" " * 9
-        )
-    return "\n".join(lines)
+    table = align_columns([*rows.items()], width=min(width or _WIDTH, _WIDTH))
+    return "\n".join([f"{name}: {article} {rule.severity}", *table])
 
 
 def _generalize(template: str) -> str:

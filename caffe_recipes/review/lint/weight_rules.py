@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
@@ -340,7 +340,7 @@ def _check_folds(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     train = next((one for one in view.phases if one.phase == pb.TRAIN and one.stages == phase.stages), None)
     if train is None or not any(map(is_loss, train.layers)):
         return
-    trained = {train.layers[i].name: (i, train) for i in range(len(train.layers))}
+    trained = {layer.name: i for i, layer in enumerate(train.layers)}
     gone = {norm for norm, _ in folds.values()}
     norms = {i for i, layer in enumerate(phase.layers) if layer.type == "BatchNorm"}
     theirs = _find_folds(train, kept={phase.layers[i].name for i in norms - gone})
@@ -348,7 +348,7 @@ def _check_folds(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
         name = phase.layers[i].name
         if name not in trained:
             continue
-        other = theirs.get(trained[name][0])
+        other = theirs.get(trained[name])
         if other is None or (other[1] is None) != (scale is None):
             yield layer_finding(
                 "folds-differ", phase, i, "name", scale=" and a Scale" if scale is not None else ""
@@ -790,20 +790,19 @@ def _check_accuracies(phase: PhaseNet) -> Iterator[Finding]:
         if layer.type.startswith("SoftmaxWithLoss") and len(layer.bottom) > 1:
             losses.setdefault(_score_source(phase, i, 1), []).append(i)
     scores = {i: _score_source(phase, i, 0) for alike in losses.values() for i in alike}
-    scored, ancestors = set(scores.values()), dict[Blob | None, frozenset[Blob]]()
+    scored, ancestors = set(scores.values()), cache(phase.ancestors)
     for i, layer in enumerate(phase.layers):
         if layer.type != "Accuracy" or len(layer.bottom) < 2:
             continue
         ours, of_label = _score_source(phase, i, 0), losses.get(_score_source(phase, i, 1), [])[:_MAX_LOSSES]
         if ours is None or not of_label or ours in scored:
             continue
-        for j in of_label:
-            if scores[j] not in ancestors:
-                blob = scores[j]
-                ancestors[blob] = phase.ancestors(blob) if blob is not None else frozenset()
         # A label may have several scores: a blob that all of them are computed from is not a score.
         if all(
-            ours in ancestors[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label
+            (blob := scores[j]) is not None
+            and ours in ancestors(blob)
+            and outputs_of(phase, j) != outputs_of(phase, i)
+            for j in of_label
         ):
             loss = phase.layers[of_label[0]]
             yield layer_finding(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.lint.fixes import plan_fixes
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.rules import RULES
+from caffe_recipes.review.rewrites import plan_fixes
 
 SOLVER = """# my solver
 net: "models/old/net.prototxt"  # the net
