@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
@@ -116,6 +116,15 @@ def list_files(tree: str, limits: Sequence[str]) -> dict[str, GitBlob]:
 def list_tracked() -> list[str]:
     """Return the paths, from the top of the working tree, of the files that git tracks."""
     return sorted({os.fsdecode(path) for path in _list_entries("ls-files", "-z", "--full-name", ":/")})
+
+
+def _list_untracked() -> list[str]:
+    """Return the prototxts and YAML files that git neither tracks nor ignores; none if there are too many."""
+    patterns = (f":/*{suffix}" for suffix in (*SUFFIXES, *RECIPE_SUFFIXES))
+    words = ("ls-files", "-z", "--full-name", "--others", "--exclude-standard", "--", *patterns)
+    with suppress(InputError):  # they are only mentioned
+        return sorted(map(os.fsdecode, _list_entries(*words)))
+    return []
 
 
 def _list_entries(*arguments: str) -> list[bytes]:
@@ -387,13 +396,15 @@ class Tree:
 
     `read` returns any file of that side, by its path.
 
-    `prefix` precedes the path when a file is named in messages, as in `HEAD:net.prototxt`.
+    `prefix` precedes the path when a file is named in messages, as in `HEAD:net.prototxt`. `untracked` are
+    new files of the working tree, which are not compared.
     """
 
     label: str
     prefix: str
     files: Mapping[str, bytes | PrototxtError]
     read: Read
+    untracked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -596,7 +607,13 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
     _check_limits(wanted, paths)
     files = [path for path in paths if (top / path).is_file() and not (top / path).is_symlink()]
     before = _git_tree(old, ":", blobs, wanted, max_bytes)
-    return before, _disk_tree(_WORKING_TREE, "", top, files, wanted, max_bytes)
+    after = _disk_tree(_WORKING_TREE, "", top, files, wanted, max_bytes)
+    new = [
+        path
+        for path in _list_untracked()
+        if _is_wanted(path, wanted) and _is_compared(path, _read_or_error(top / path, max_bytes, top), wanted)
+    ]
+    return before, replace(after, untracked=tuple(new))
 
 
 def _from_top(limits: Sequence[str]) -> list[str]:
