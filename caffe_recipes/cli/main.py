@@ -176,12 +176,13 @@ def main() -> None:
     except SystemExit as end:  # click itself exits with 1 after a closed pipe, and wraps the output
         sys.exit(end.code if sys.stdout is output else CLOSED_PIPE)
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        if not error.filename:
-            is_output = _raised_in(error) in (click.utils.__file__, __file__)
-            what = f"cannot write to standard output: {error.strerror}" if is_output else what
-            _drop_output()
-        _fail(what, 3 if error.errno in _FAILED else 2)
+        if error.filename:
+            _fail(f"{error.filename}: {error.strerror}", 3 if error.errno in _FAILED else 2)
+        _drop_output()
+        if _raised_in(error) in (click.utils.__file__, __file__):  # no run: those survive it
+            why, hint = error.strerror, "check its disk, or write to another file"
+            _fail(f"cannot write to standard output: {why}; {hint}", 2)
+        _fail(str(error), 3 if error.errno in _FAILED else 2)
 
 
 def _open_standard_files() -> None:
