@@ -18,7 +18,7 @@ from caffe_recipes.cli.options import NUMBER, PATH, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, terminal_width
 from caffe_recipes.data.check import Problem, check_lmdb, render_json, render_text
 from caffe_recipes.data.digits import build_digits
-from caffe_recipes.data.opencv import require_opencv
+from caffe_recipes.data.images import Pictures, require_opencv
 from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import check_replaceable, write_whole
@@ -27,7 +27,6 @@ from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:  # slow to import
     from caffe_recipes.data.build import BuildPlan
-    from caffe_recipes.data.images import Pictures
 
 _REPORT_EVERY_S = 10
 _IN_SECONDS_S = 90  # shorter times are printed in seconds, since minutes would be too coarse

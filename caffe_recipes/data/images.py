@@ -2,7 +2,7 @@
 
 A list has the format of convert_imageset: lines `path label`, with paths relative to a root folder. A folder
 has a subfolder for each class; classes are numbered in the order of their names. Labels may also be in a
-separate file, and class names in a list.
+separate file, and class names in a list. Finding images does not need OpenCV.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
@@ -58,6 +59,14 @@ class Pictures:
     pictures: Sequence[Picture]
     classes: tuple[str, ...] | None = None
     ignored: tuple[str, ...] = ()
+
+
+def require_opencv(where: str | Path) -> None:
+    """Raise DataError unless numpy and OpenCV are installed, without the slow import of them."""
+    for name in ("numpy", "cv2"):
+        if find_spec(name) is None:
+            hint = "install the extra 'data' of caffe-recipes (see its README)"
+            raise DataError(where, f"images cannot be read without {name}", hint)
 
 
 @contextmanager

@@ -33,9 +33,8 @@ from caffe_recipes.data.check import (
     order_text,
     order_values,
 )
-from caffe_recipes.data.images import Pictures
+from caffe_recipes.data.images import Pictures, require_opencv
 from caffe_recipes.data.manifest import check_own_data, is_count, is_names, manifest_path, read_manifest
-from caffe_recipes.data.opencv import require_opencv
 from caffe_recipes.data.shuffledness import Shuffledness
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import make_own_folder, write_whole
