@@ -33,7 +33,7 @@ from caffe_recipes.data.check import (
     order_text,
     order_values,
 )
-from caffe_recipes.data.images import Pictures, require_opencv
+from caffe_recipes.data.images import Pictures, Settings, require_opencv
 from caffe_recipes.data.manifest import check_own_data, is_count, is_names, manifest_path, read_manifest
 from caffe_recipes.data.shuffledness import Shuffledness
 from caffe_recipes.errors import DataError, InputError
@@ -184,7 +184,7 @@ def write_picture_tfrecords(
     """Write images to TFRecords files without an LMDB, else like `write_tfrecords`. Raises InputError."""
     require_crc32c(found.where)
     require_opencv(found.where)
-    from caffe_recipes.data.convert import Settings, convert_all  # cv2
+    from caffe_recipes.data.convert import convert_all  # cv2
 
     keys = [b"%08d_%b" % (picture.label, os.fsencode(picture.name)) for picture in found.pictures]
 

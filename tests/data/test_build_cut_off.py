@@ -18,7 +18,7 @@ import pytest
 
 from caffe_recipes.caffe.datums import check_datums
 from caffe_recipes.data.build import build_lmdb
-from caffe_recipes.data.convert import Settings
+from caffe_recipes.data.images import Settings
 from caffe_recipes.data.manifest import BuildManifest, manifest_path
 from caffe_recipes.data.tfrecords import check_records
 from caffe_recipes.errors import DataError, RunFailed
