@@ -22,6 +22,7 @@ from caffe_recipes.data.images import Pictures, Settings, require_opencv
 from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import check_replaceable, write_whole
+from caffe_recipes.limits import MOST_RECORD_FILES
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.wording import describe_count
 
@@ -92,7 +93,7 @@ def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
 @click.option(
     "--shards",
     metavar="N",
-    type=Whole(1, 100_000),
+    type=Whole(1, MOST_RECORD_FILES),
     default=1024,
     show_default=True,
     help="Number of files.",

@@ -753,6 +753,6 @@ def test_a_git_that_does_not_end_is_ended(
     (here / "git").write_text(f"#!/bin/sh\n{script}\n")
     (here / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
-    monkeypatch.setattr("caffe_recipes.review.diff.sources._GIT_S", 1.0)
+    monkeypatch.setattr("caffe_recipes.review.diff.sources.MOST_GIT_S", 1.0)
     code, output = call("HEAD", "HEAD~1")
     assert (code, said in output) == (2, True)

@@ -27,7 +27,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, parse_prototxt
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.files import read_bytes
-from caffe_recipes.limits import hint_at_limit
+from caffe_recipes.limits import MOST_COMPARED_FILES, MOST_GIT_S, hint_at_limit
 from caffe_recipes.limits import limit as bound
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import (
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from caffe_recipes.review.naming import Named
 
 
-_GIT_S = 600.0
 _WORD_BYTES = 1_000_000  # of git's answer to a question about one object, and of its messages
 _ENTRY_BYTES = 200  # of an entry in a list, on average
 _FILES = ("100644", "100755", "100664")  # modes of regular files, not of symbolic links or submodules
@@ -228,7 +227,7 @@ def _start_git(
     max_bytes: int = _WORD_BYTES,
     max_entries: int = sys.maxsize,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git to its end. Raises InputError, and ends it, if it prints too much or takes over _GIT_S."""
+    """Run git to its end. Raises InputError, and ends it, if it prints too much or takes over MOST_GIT_S."""
     command = f"git {arguments[0]}"
     try:
         git = subprocess.Popen(
@@ -243,7 +242,7 @@ def _start_git(
         raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
     assert git.stdin is not None and git.stdout is not None and git.stderr is not None
     end = partial(os.killpg, git.pid, signal.SIGKILL)
-    timer, begun = threading.Timer(_GIT_S, end), time.monotonic()
+    timer, begun = threading.Timer(MOST_GIT_S, end), time.monotonic()
     with git, ThreadPoolExecutor(2) as pool:
         try:
             timer.start()
@@ -262,8 +261,8 @@ def _start_git(
             raise
         finally:
             timer.cancel()
-    if git.returncode == -signal.SIGKILL and time.monotonic() >= begun + _GIT_S:
-        raise InputError(command, f"did not end within {_GIT_S:.0f} s", "compare less, or check the disk")
+    if git.returncode == -signal.SIGKILL and time.monotonic() >= begun + MOST_GIT_S:
+        raise InputError(command, f"did not end within {MOST_GIT_S:.0f} s", "compare less, or check the disk")
     return subprocess.CompletedProcess(arguments, git.returncode, stdout, stderr)
 
 
@@ -287,9 +286,7 @@ Kind = Literal["file", "folder", "recipe", "revision"]
 
 SUFFIXES = (".prototxt", ".pt")
 _RECIPE = re.compile(rb"^(?:phases|tensorflow|family)[ \t]*:", re.MULTILINE)
-# All the files of one side: their number, and their bytes as a multiple of the bound on one.
-_MOST_FILES = 10_000
-_MOST_TOGETHER = 16
+_MOST_TOGETHER = 16  # the bytes of all files of one side, as a multiple of the bound on one
 
 
 @dataclass(frozen=True)
@@ -537,8 +534,10 @@ def _is_compared(path: str, data: bytes | PrototxtError, limits: Sequence[str]) 
 
 
 def _check_total(number: int, total: int, max_bytes: int) -> None:
-    if number > _MOST_FILES:
-        raise InputError("", f"over {_MOST_FILES:,} files to compare", "compare fewer paths at a time")
+    if number > MOST_COMPARED_FILES:
+        raise InputError(
+            "", f"over {MOST_COMPARED_FILES:,} files to compare", "compare fewer paths at a time"
+        )
     if total > _MOST_TOGETHER * max_bytes:
         what = f"the files to compare exceed {_MOST_TOGETHER * max_bytes:,} bytes in total"
         raise InputError("", what, "compare fewer paths at a time, or raise --max-bytes")
