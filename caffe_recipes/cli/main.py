@@ -51,7 +51,7 @@ TASKS = {
         "upgrade": _Lazy("prototxts", "Upgrade old nets and solvers to the current format."),
     },
     "Run": {
-        "preflight": _Lazy("preflight", "Check hosts, files and launcher before a run."),
+        "preflight": _Lazy("run", "Check hosts, files and launcher before a run."),
         "stage": _Lazy("stage", "Copy a recipe's training data to every host."),
         "run": _Lazy("run", "Train a recipe's chain, or resume it."),
         "ensemble": _Lazy("ensemble", "Average the predictions of a run's models."),
