@@ -467,7 +467,7 @@ def _open_file(spec: Spec, max_bytes: int) -> TextFile:
 
 def _render_net(named: Named) -> bytes:
     from caffe_recipes.recipe.source import load_recipe
-    from caffe_recipes.render.nets import render_net
+    from caffe_recipes.render.prototxts import render_net
 
     recipe = load_recipe(named.path)
     return render_net(recipe, named.net or next(iter(recipe.nets))).encode()

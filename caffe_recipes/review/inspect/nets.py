@@ -82,7 +82,7 @@ def _is_recipe(given: str) -> bool:
 def _recipe_net(given: str) -> GivenNet:
     # Imported here because they are slow to import, and prototxts do not need them.
     from caffe_recipes.recipe.source import load_recipe
-    from caffe_recipes.render.nets import build_net
+    from caffe_recipes.render.prototxts import build_net
 
     named = find_named(given)
     recipe = load_recipe(named.path if named else given.partition(":")[0])
