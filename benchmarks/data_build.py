@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.data.build import build_lmdb, plan_build
-from caffe_recipes.data.convert import Settings
-from caffe_recipes.data.images import load_list
+from caffe_recipes.data.images import Settings, load_list
 from caffe_recipes.data.manifest import manifest_path
 
 IMAGES, DIFFERENT, SIDE_PX = 8000, 100, 256  # so many that the start of workers is little

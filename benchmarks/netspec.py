@@ -21,7 +21,7 @@ import caffe_recipes as cr
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.nets import NetOptions, resnet50
 from caffe_recipes.caffe.prototxt import render_prototxt
-from caffe_recipes.render.nets import build_data_layers, build_net
+from caffe_recipes.render.prototxts import build_data_layers, build_net
 
 CALLS = 15
 RECIPE = cr.load_recipe("stampede2-64n-72ep")

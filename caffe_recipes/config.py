@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.limits import hint_at_limit, limit
+from caffe_recipes.limits import MOST_YAML_DEPTH, hint_at_limit, limit
 from caffe_recipes.wording import did_you_mean, shorten
 
 Location = tuple[str | int, ...]
@@ -102,9 +102,6 @@ def _is_tab(text: str, mark: yaml.Mark) -> bool:
 _TAGS = frozenset((None, "!", *(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))))
 
 
-_DEEPEST = 300  # levels that the recursion of libyaml and of this module can take
-
-
 @dataclass
 class _Open:
     """A collection whose end has not been read; an alias adds as many values as its target contains."""
@@ -120,7 +117,7 @@ def _check_bounds(text: str, where: str | Path, fail: Fail) -> None:
 
     An alias counts as many values as its target contains, since it expands to them.
     """
-    deepest, most = min(limit("yaml-depth"), _DEEPEST), limit("yaml-values")
+    deepest, most = min(limit("yaml-depth"), MOST_YAML_DEPTH), limit("yaml-values")
     sizes: dict[str | None, int | None] = {}  # values by anchor; None until the collection's end
     around: list[_Open] = [_Open(None, False)]
     for event in yaml.parse(text, Loader=Loader):

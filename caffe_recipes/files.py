@@ -34,6 +34,7 @@ from caffe_recipes.wording import did_you_mean
 _MOST_LINKS = 40
 _MOST_ENTRIES = 10_000  # of a folder that are searched for a similar name
 _REMOVE = "remove it or choose another folder"
+_HAVE_REMOVED = "ask its owner to remove it, or choose another folder"
 # Traversing a folder does not need permission to list it.
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -145,7 +146,7 @@ def make_own_folder(path: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if _is_open(os.fstat(place.folder)):
             if status.st_uid != os.geteuid():
-                raise _untrusted(f"it belongs to user {status.st_uid}", _REMOVE)
+                raise _untrusted(f"it belongs to user {status.st_uid}", _HAVE_REMOVED)
             if _is_open(status) or is_changed_by_group(f"/proc/self/fd/{place.folder}/{place.name}"):
                 raise _untrusted("other users can write to it", _REMOVE)
 
@@ -406,7 +407,7 @@ def _read_link(folder: int, name: str, is_on_the_way: bool) -> str | None:
         if not is_trusted:
             where = f"{_name_of(folder)}/{name}"
             what = f"{where} is a symbolic link of user {status.st_uid}, and other users can replace it"
-            raise _untrusted(what, _REMOVE)
+            raise _untrusted(what, _REMOVE if status.st_uid in own else _HAVE_REMOVED)
         return os.readlink("", dir_fd=link)
     finally:
         os.close(link)

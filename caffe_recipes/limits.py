@@ -1,8 +1,8 @@
 """Define upper bounds on input, so that an oversized or malicious file cannot exhaust time or memory.
 
-Each bound is far above what real files need. `caffe-recipes --limit NAME=N COMMAND` raises one, and so does
-the variable `CAFFE_RECIPES_LIMITS=NAME=N,NAME=N`, which `caffe-torch` reads too. docs/reviewing.md lists all
-bounds.
+Each bound is far above what real files need. `caffe-recipes --limit NAME=N COMMAND` raises one in LIMITS, and
+so does the variable `CAFFE_RECIPES_LIMITS=NAME=N,NAME=N`, which `caffe-torch` reads too. The others cannot be
+raised. docs/reviewing.md lists all bounds.
 """
 
 from __future__ import annotations
@@ -35,6 +35,16 @@ LIMITS = MappingProxyType(
         "predictions-bytes": 2_000_000_000,
     }
 )
+
+MOST_YAML_DEPTH = 300  # levels that the recursion of libyaml and of our own reader can take
+MOST_TAR_HEADER_BYTES = 1 << 20
+MOST_LINTED_FILES = 10_000  # in a folder
+MOST_SCRIPT_BYTES, MOST_SCRIPT_LINES = 1_000_000, 20_000
+MOST_COMPARED_FILES = 10_000  # of one side of a diff
+MOST_GIT_S = 600.0
+MOST_RECORD_FILES = 100_000  # of a set of TFRecords; a manifest could claim any number of names
+MOST_HOSTS = 100_000
+MOST_HOSTFILE_BYTES = 10_000_000
 
 
 def limit(name: str) -> int:

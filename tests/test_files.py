@@ -160,7 +160,7 @@ def test_a_link_that_another_user_planted_is_not_written_through(
         write(planted)
     what = f"{planted} is a symbolic link of user {STRANGER}, and other users can replace it"
     assert caught.value.filename == str(planted)
-    assert caught.value.strerror == f"{what}; remove it or choose another folder"
+    assert caught.value.strerror == f"{what}; ask its owner to remove it, or choose another folder"
     assert (shared.parent / "profile").read_text() == "mine"
     assert list(shared.iterdir()) == [planted]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from caffe_recipes import limits
 from caffe_recipes.cli.main import commands
 from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.limits import LIMITS, LIMITS_VARIABLE, limit, parse_limits
@@ -125,6 +126,12 @@ def test_the_document_names_each_bound_and_its_default() -> None:
     text = (ROOT / "docs" / "reviewing.md").read_text()
     rows = re.findall(r"^\| `([a-z-]+)` \| ([\d,]+) \|", text, re.MULTILINE)
     assert {name: int(most.replace(",", "")) for name, most in rows} == dict(LIMITS)
+    fixed = {most for name, most in vars(limits).items() if name.startswith("MOST_")}
+    sizes = {limits.MOST_YAML_DEPTH, limits.MOST_TAR_HEADER_BYTES}
+    assert f"({limits.MOST_YAML_DEPTH} at most)" in text
+    assert f"headers of {limits.MOST_TAR_HEADER_BYTES >> 20} MiB" in text
+    (sentence,) = re.findall(r"^These limits cannot be raised: (.*?)\. \[", text, re.MULTILINE | re.DOTALL)
+    assert {int(most.replace(",", "")) for most in re.findall(r"[\d,]*\d", sentence)} == fixed - sizes
 
 
 def test_a_bound_is_raised_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,7 @@ from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.config import Location, YamlSource, validate
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.model import Phase, Recipe, SolverSettings
-from caffe_recipes.render.nets import build_net
-from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.render.prototxts import build_net, build_solver
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
 from caffe_recipes.review.lint.chain import Link, Net, Solver

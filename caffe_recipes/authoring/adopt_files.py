@@ -21,7 +21,7 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, load_document, re
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Transformation
-from caffe_recipes.render.nets import OTHER_READERS
+from caffe_recipes.render.prototxts import OTHER_READERS
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (

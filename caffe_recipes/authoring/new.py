@@ -29,7 +29,7 @@ from caffe_recipes.recipe import rules
 from caffe_recipes.recipe.graph import epochs_of, find_leaves, model_epochs, total_epochs
 from caffe_recipes.recipe.model import OUR_TRAINER, Phase, Recipe
 from caffe_recipes.recipe.rules import Cycles, PlannedPhase, Schedule, plan_phases
-from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.prototxts import build_net
 from caffe_recipes.wording import describe_count
 
 _NET_FROM = "zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."

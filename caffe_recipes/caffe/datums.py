@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.lmdb_pages import PageTree, load_tree
-from caffe_recipes.errors import DataError, RunFailed
+from caffe_recipes.errors import CaffeRecipesError, DataError, RunFailed
 from caffe_recipes.files import UntrustedPathError, make_own_folder, name_beside
 from caffe_recipes.limits import hint_at_limit, limit
 
@@ -33,7 +33,7 @@ _FAILED = _FULL | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno
 def writing(out: Path, then: str = "") -> Iterator[None]:
     """Turn an OSError while writing `out` into RunFailed if the machine is at fault, or else into DataError.
 
-    `then` is what to do once the cause is fixed. LMDB's own errors, whose codes are negative, pass unchanged.
+    `then` is what to do after that. LMDB's own errors, whose codes are negative, pass unchanged.
     """
     try:
         yield
@@ -41,10 +41,13 @@ def writing(out: Path, then: str = "") -> Iterator[None]:
         number = error.errno if isinstance(error, OSError) else getattr(error, "code", errno.EIO)
         if number is None or number < 0:
             raise
-        hints = ["free space on its disk" if number in _FULL else "fix the cause", then]
-        if isinstance(error, UntrustedPathError):
-            hints = [then]  # it has a hint of its own
-        kind = RunFailed if number in _FAILED else DataError
+        kind: type[CaffeRecipesError] = DataError
+        hint = "check the path and its permissions, or give another path"
+        if number in _FAILED:
+            kind, hint = RunFailed, "check this machine's memory, limits (ulimit -a) and disks"
+        if number in _FULL:
+            hint = "free space on its disk"
+        hints = [then] if isinstance(error, UntrustedPathError) else [hint, then]  # it has a hint of its own
         why = error.strerror if isinstance(error, OSError) else os.strerror(number)
         what = f"cannot be written: {why}"
         raise kind(out, what, "; ".join(filter(None, hints))) from None

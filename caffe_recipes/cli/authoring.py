@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,11 @@ from caffe_recipes.cli.options import COUNT, FOLDER, NUMBER, PATH, PATH_TEXT, RE
 from caffe_recipes.cli.streams import echo, print_text
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.model import OUR_TRAINER
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.headers import find_misnamed
 from caffe_recipes.review.naming import recipe_named
+from caffe_recipes.wording import shorten
 
 _MOST_EPOCHS = 100_000
 
@@ -51,6 +54,16 @@ def read_name(context: click.Context, option: click.Parameter, name: str | None)
     return name
 
 
+def read_trainer(context: click.Context, option: click.Parameter, trainer: str | None) -> str | None:
+    """Return the trainer; raises InputError for a word that is neither a trainer nor the path of one."""
+    if trainer is None or trainer == OUR_TRAINER or "/" in trainer or trainer.startswith("-"):
+        return trainer
+    if os.path.isfile(trainer):  # noqa: PTH113 - Path.is_file raises if the name is too long
+        return trainer
+    hint = f"give {OUR_TRAINER}, or the path of a Caffe binary, e.g. ./build/tools/caffe"
+    raise InputError("--trainer", f"'{shorten(trainer)}' is not a trainer", hint)
+
+
 def _new_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     if path is not None:
         check_output(path)
@@ -72,6 +85,7 @@ def trainer(default: str) -> Callable[[run_options.Command], run_options.Command
         "--trainer",
         metavar="caffe-torch|PATH",
         type=PATH_TEXT,
+        callback=read_trainer,
         help="The program that trains: caffe-torch (PyTorch), or the path of a Caffe binary, relative to "
         f"the Caffe root [default: {default}]",
     )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -18,16 +18,16 @@ from caffe_recipes.cli.options import NUMBER, PATH, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, terminal_width
 from caffe_recipes.data.check import Problem, check_lmdb, render_json, render_text
 from caffe_recipes.data.digits import build_digits
-from caffe_recipes.data.opencv import require_opencv
+from caffe_recipes.data.images import Pictures, Settings, require_opencv
 from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import check_replaceable, write_whole
+from caffe_recipes.limits import MOST_RECORD_FILES
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:  # slow to import
     from caffe_recipes.data.build import BuildPlan
-    from caffe_recipes.data.images import Pictures
 
 _REPORT_EVERY_S = 10
 _IN_SECONDS_S = 90  # shorter times are printed in seconds, since minutes would be too coarse
@@ -56,6 +56,23 @@ class BuildProgress:
             echo(f"{done:,} of {total:,} images, {pace:,.0f} images/s, {left} left", err=True)
 
 
+_ANY_LABEL = 2**31
+_SIDE_PX = Whole(1, 65_500)  # the limit of a JPEG
+_DIGITS = Path("examples/digits")
+_TEST_SHARE = 0.2
+
+
+@click.group(
+    epilog=examples(
+        "caffe-recipes data build --images train.txt --shuffle --out train_lmdb",
+        "caffe-recipes data check train_lmdb --classes 1000 --shuffled",
+        "caffe-recipes data tfrecords train_lmdb --out train_records",
+    )
+)
+def data() -> None:
+    """Build and check LMDBs of labelled images, and write TFRecords."""
+
+
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -65,7 +82,7 @@ def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
     return text
 
 
-@click.command(
+@data.command(
     short_help="Write the images of an LMDB as TFRecords.",
     epilog=examples(
         "caffe-recipes data tfrecords train_lmdb --out train_records --shards 128",
@@ -76,7 +93,7 @@ def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
 @click.option(
     "--shards",
     metavar="N",
-    type=Whole(1, 100_000),
+    type=Whole(1, MOST_RECORD_FILES),
     default=1024,
     show_default=True,
     help="Number of files.",
@@ -130,26 +147,6 @@ def _fail_for_problems(path: Path, problems: Sequence[Problem], hint: str, *, as
         raise CheckFailed(path, str(problems[0]) if as_json else listed, hint)
 
 
-_ANY_LABEL = 2**31
-_SIDE_PX = Whole(1, 65_500)  # the limit of a JPEG
-_DIGITS = Path("examples/digits")
-_TEST_SHARE = 0.2
-
-
-@click.group(
-    epilog=examples(
-        "caffe-recipes data build --images train.txt --shuffle --out train_lmdb",
-        "caffe-recipes data check train_lmdb --classes 1000 --shuffled",
-        "caffe-recipes data tfrecords train_lmdb --out train_records",
-    )
-)
-def data() -> None:
-    """Build and check LMDBs of labelled images, and write TFRecords."""
-
-
-data.add_command(tfrecords)
-
-
 @dataclass(frozen=True)
 class _Pictures:
     """The options that name the images and their classes."""
@@ -159,31 +156,6 @@ class _Pictures:
     labels: Path | None = None
     class_list: Path | None = None
     classes: int | None = None
-
-
-@dataclass(frozen=True)
-class _Pixels:
-    """The options for converting each image, named like convert_imageset's flags."""
-
-    resize_height: int | None = None
-    resize_width: int | None = None
-    shorter_side: int | None = None
-    gray: bool = False
-    encoded: bool = True
-    encode_type: str | None = None
-    check_size: bool = False
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments of `data.convert.Settings`, a class that is slow to import."""
-        return {
-            "resize_height_px": self.resize_height or 0,
-            "resize_width_px": self.resize_width or 0,
-            "shorter_side_px": self.shorter_side or 0,
-            "is_gray": self.gray,
-            "is_encoded": self.encoded,
-            "encode_type": self.encode_type,
-            "check_size": self.check_size,
-        }
 
 
 @dataclass(frozen=True)
@@ -254,20 +226,33 @@ class _Order:
 )
 @click.option("--classes", metavar="N", type=Whole(1, _ANY_LABEL), help="Refuse labels outside 0 to N - 1.")
 @click.option(
-    "--resize-height", metavar="PX", type=_SIDE_PX, help="Resize to this height; needs --resize-width."
+    "--resize-height",
+    "resize_height_px",
+    metavar="PX",
+    type=_SIDE_PX,
+    help="Resize to this height; needs --resize-width.",
 )
 @click.option(
-    "--resize-width", metavar="PX", type=_SIDE_PX, help="Resize to this width; needs --resize-height."
+    "--resize-width",
+    "resize_width_px",
+    metavar="PX",
+    type=_SIDE_PX,
+    help="Resize to this width; needs --resize-height.",
 )
 @click.option(
     "--shorter-side",
+    "shorter_side_px",
     metavar="PX",
     type=_SIDE_PX,
     help="Resize the shorter side to this length, keeping the aspect ratio.",
 )
-@click.option("--gray", is_flag=True, help="Convert images to greyscale.")
+@click.option("--gray", "is_gray", is_flag=True, help="Convert images to greyscale.")
 @click.option(
-    "--encoded/--raw", default=True, help="Store images as JPEG or PNG, or as raw pixels.", show_default=True
+    "--encoded/--raw",
+    "is_encoded",
+    default=True,
+    help="Store images as JPEG or PNG, or as raw pixels.",
+    show_default=True,
 )
 @click.option(
     "--encode-type",
@@ -304,13 +289,13 @@ class _Order:
     help="Only lmdb is supported; accepted for compatibility with convert_imageset.",
 )
 @gather(_Pictures, "pictures")
-@gather(_Pixels, "pixels")
+@gather(Settings, "settings")
 @gather(_Order, "order")
 def build(
     name: str | None,
     out: Path | None,
     pictures: _Pictures,
-    pixels: _Pixels,
+    settings: Settings,
     order: _Order,
     skip_bad: bool,
     workers: int | None,
@@ -332,9 +317,7 @@ def build(
     order.check(out)
     require_opencv(out)
     from caffe_recipes.data.build import check_output, check_settings, load_pictures, plan_build
-    from caffe_recipes.data.convert import Settings
 
-    settings = Settings(**pixels.settings())
     check_settings(settings)  # before listing a million images
     for path in filter(None, (out, order.test_out)):
         check_output(path, pictures.images)

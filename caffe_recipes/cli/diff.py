@@ -14,6 +14,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
 from caffe_recipes.review.diff.report import render_comparison, render_for_git, render_json
 from caffe_recipes.review.diff.sources import open_sides
+from caffe_recipes.wording import describe_names, plural
 
 _REST = "caffe_recipes.diff.rest"
 
@@ -75,10 +76,10 @@ def diff(
 ) -> None:
     """Compare prototxts, recipes, folders or git revisions by meaning; exit 1 if they differ.
 
-    A single revision is compared with the working tree; PATHs restrict the comparison. The order of fields,
-    comments and formatting are ignored. With --images and --ranks, solvers are also compared in epochs. In
-    folders and revisions, recipes are compared by their values. If A and B are recipes, the files that they
-    generate are compared too.
+    A single revision is compared with the working tree; files that git does not track there are only named.
+    PATHs restrict the comparison. The order of fields, comments and formatting are ignored. With --images and
+    --ranks, solvers are also compared in epochs. In folders and revisions, recipes are compared by their
+    values. If A and B are recipes, the files that they generate are compared too.
     """
     rest = ctx.meta[_REST]
     if git:
@@ -91,6 +92,10 @@ def diff(
     if (options.images is None) != (options.ranks is None):
         raise InputError("", "--images and --ranks must be given together", "give both, or neither")
     comparison = compare_sides(open_sides(sides, rest, max_bytes=options.max_bytes), options)
+    if comparison.untracked and not quiet:
+        names, are = describe_names(comparison.untracked), plural(len(comparison.untracked), "is", "are")
+        hint = "add with `git add` what you want to compare"
+        echo(f"not compared: {names} {are} new in the working tree; {hint}", err=True)
     if as_json and not quiet:
         click.echo(render_json(comparison))
     elif not quiet:

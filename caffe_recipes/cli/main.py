@@ -23,73 +23,56 @@ _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, er
 
 
 class _Lazy(NamedTuple):
+    """A command's module in this package, where it has its own name, and its help."""
+
     module: str
-    attribute: str
     help: str
 
 
 # The commands by task, in the order in which they are listed.
 TASKS = {
     "Recipes": {
-        "recipes": _Lazy("caffe_recipes.cli.recipes", "recipes", "List the shipped recipes."),
-        "show": _Lazy("caffe_recipes.cli.recipes", "show", "Show a recipe on one page."),
-        "new": _Lazy("caffe_recipes.cli.authoring", "new", "Write a new recipe by the paper's rules."),
-        "rescale": _Lazy(
-            "caffe_recipes.cli.authoring", "rescale", "Rescale a recipe to other nodes, batch size or epochs."
-        ),
-        "adopt": _Lazy(
-            "caffe_recipes.cli.authoring", "adopt", "Turn existing solvers and nets into a recipe."
-        ),
-        "generate": _Lazy(
-            "caffe_recipes.cli.generate", "generate", "Write a recipe's solvers, nets and job scripts."
-        ),
-        "estimate": _Lazy("caffe_recipes.cli.estimate", "estimate", "Estimate a recipe's time and cost."),
-        "schema": _Lazy("caffe_recipes.cli.recipes", "schema", "Print the JSON schema of a recipe."),
+        "recipes": _Lazy("recipes", "List the shipped recipes."),
+        "show": _Lazy("recipes", "Show a recipe on one page."),
+        "new": _Lazy("authoring", "Write a new recipe by the paper's rules."),
+        "rescale": _Lazy("authoring", "Rescale a recipe to other nodes, batch size or epochs."),
+        "adopt": _Lazy("authoring", "Turn existing solvers and nets into a recipe."),
+        "generate": _Lazy("generate", "Write a recipe's solvers, nets and job scripts."),
+        "estimate": _Lazy("estimate", "Estimate a recipe's time and cost."),
+        "schema": _Lazy("recipes", "Print the JSON schema of a recipe."),
     },
     "Review": {
-        "lint": _Lazy("caffe_recipes.cli.lint", "lint", "Check recipes, solvers and nets for mistakes."),
-        "diff": _Lazy(
-            "caffe_recipes.cli.diff", "diff", "Compare prototxts, recipes, folders or git revisions."
-        ),
-        "summary": _Lazy(
-            "caffe_recipes.cli.summary", "summary", "Print a net layer by layer, and draw its graph."
-        ),
-        "plot": _Lazy("caffe_recipes.cli.plot", "plot", "Draw learning rate and weight decay over epochs."),
-        "lr": _Lazy("caffe_recipes.cli.lr", "lr", "Print a solver's learning rate at each iteration."),
-        "fmt": _Lazy("caffe_recipes.cli.prototxts", "fmt", "Format prototxts."),
-        "upgrade": _Lazy(
-            "caffe_recipes.cli.prototxts", "upgrade", "Upgrade old nets and solvers to the current format."
-        ),
+        "lint": _Lazy("lint", "Check recipes, solvers and nets for mistakes."),
+        "diff": _Lazy("diff", "Compare prototxts, recipes, folders or git revisions."),
+        "summary": _Lazy("summary", "Print a net layer by layer, and draw its graph."),
+        "plot": _Lazy("plot", "Draw learning rate and weight decay over epochs."),
+        "lr": _Lazy("lr", "Print a solver's learning rate at each iteration."),
+        "fmt": _Lazy("prototxts", "Format prototxts."),
+        "upgrade": _Lazy("prototxts", "Upgrade old nets and solvers to the current format."),
     },
     "Run": {
-        "preflight": _Lazy(
-            "caffe_recipes.cli.preflight", "preflight", "Check hosts, files and launcher before a run."
-        ),
-        "stage": _Lazy("caffe_recipes.cli.stage", "stage", "Copy a recipe's training data to every host."),
-        "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or resume it."),
-        "ensemble": _Lazy(
-            "caffe_recipes.cli.ensemble", "ensemble", "Average the predictions of a run's models."
-        ),
+        "preflight": _Lazy("run", "Check hosts, files and launcher before a run."),
+        "stage": _Lazy("stage", "Copy a recipe's training data to every host."),
+        "run": _Lazy("run", "Train a recipe's chain, or resume it."),
+        "ensemble": _Lazy("ensemble", "Average the predictions of a run's models."),
     },
     "Slurm": {
-        "submit": _Lazy("caffe_recipes.cli.submit", "submit", "Submit a recipe's chain to Slurm."),
-        "cancel": _Lazy("caffe_recipes.cli.monitor", "cancel", "Stop a run, and cancel its jobs."),
+        "submit": _Lazy("submit", "Submit a recipe's chain to Slurm."),
+        "cancel": _Lazy("monitor", "Stop a run, and cancel its jobs."),
     },
     "Watch": {
-        "status": _Lazy("caffe_recipes.cli.monitor", "status", "Show the state of runs and their jobs."),
-        "attach": _Lazy("caffe_recipes.cli.monitor", "attach", "Watch a run until it ends."),
-        "logs": _Lazy("caffe_recipes.cli.monitor", "logs", "Print a run's log, and follow it."),
+        "status": _Lazy("monitor", "Show the state of runs and their jobs."),
+        "attach": _Lazy("monitor", "Watch a run until it ends."),
+        "logs": _Lazy("monitor", "Print a run's log, and follow it."),
     },
     "Data": {
-        "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs and TFRecords."),
-        "tf": _Lazy("caffe_recipes.cli.tf", "tf", "Read the logs of TensorFlow and Horovod runs."),
+        "data": _Lazy("data", "Build and check LMDBs and TFRecords."),
+        "tf": _Lazy("tf", "Read the logs of TensorFlow and Horovod runs."),
     },
     "Setup": {
-        "doctor": _Lazy("caffe_recipes.cli.setup", "doctor", "Check what is installed on this machine."),
-        "profiles": _Lazy("caffe_recipes.cli.setup", "profiles", "List the cluster profiles, or print one."),
-        "completion": _Lazy(
-            "caffe_recipes.cli.setup", "completion", "Print a completion script for a shell."
-        ),
+        "doctor": _Lazy("setup", "Check what is installed on this machine."),
+        "profiles": _Lazy("setup", "List the cluster profiles, or print one."),
+        "completion": _Lazy("setup", "Print a completion script for a shell."),
     },
 }
 COMMANDS = {name: lazy for commands_of in TASKS.values() for name, lazy in commands_of.items()}
@@ -104,8 +87,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        lazy = COMMANDS[cmd_name]
-        return cast(click.Command, getattr(import_module(lazy.module), lazy.attribute))
+        module = import_module(f"{__package__}.{COMMANDS[cmd_name].module}")
+        return cast(click.Command, getattr(module, cmd_name))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -176,12 +159,13 @@ def main() -> None:
     except SystemExit as end:  # click itself exits with 1 after a closed pipe, and wraps the output
         sys.exit(end.code if sys.stdout is output else CLOSED_PIPE)
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        if not error.filename:
-            is_output = _raised_in(error) in (click.utils.__file__, __file__)
-            what = f"cannot write to standard output: {error.strerror}" if is_output else what
-            _drop_output()
-        _fail(what, 3 if error.errno in _FAILED else 2)
+        if error.filename:
+            _fail(f"{error.filename}: {error.strerror}", 3 if error.errno in _FAILED else 2)
+        _drop_output()
+        if _raised_in(error) in (click.utils.__file__, __file__):  # no run: those survive it
+            why, hint = error.strerror, "check its disk, or write to another file"
+            _fail(f"cannot write to standard output: {why}; {hint}", 2)
+        _fail(str(error), 3 if error.errno in _FAILED else 2)
 
 
 def _open_standard_files() -> None:

@@ -168,10 +168,14 @@ _NUMBER = re.compile(
 
 
 class Whole(click.types.IntParamType):
-    """An integer, within a range if one is given. The range is shown in errors, not in the help."""
+    """An integer, within a range if one is given. The range is shown in errors, not in the help.
 
-    def __init__(self, min: int | None = None, max: int | None = None) -> None:
+    If it `takes_commas`, they may separate thousands.
+    """
+
+    def __init__(self, min: int | None = None, max: int | None = None, *, takes_commas: bool = False) -> None:
         self.min, self.max = min, max
+        self.takes_commas = takes_commas
 
     def convert(
         self,
@@ -180,6 +184,8 @@ class Whole(click.types.IntParamType):
         context: click.Context | None,
     ) -> int:
         """Return the converted value; click names the option in an error."""
+        if self.takes_commas and isinstance(value, str) and _THOUSANDS.fullmatch(value):
+            value = value.replace(",", "")
         if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):
             self.fail(f"'{value[:80]}' is not an integer; write digits only.", param, context)
         number = int(super().convert(int(value), param, context))
@@ -188,24 +194,6 @@ class Whole(click.types.IntParamType):
         if self.max is not None and number > self.max:
             self.fail(f"{number} is too large; give {self.max} or less.", param, context)
         return number
-
-
-class Count(Whole):
-    """An integer from 1 to 2^31 - 1; thousands may be separated by commas."""
-
-    def __init__(self) -> None:
-        super().__init__(1, 2**31 - 1)
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - text, or a default
-        param: click.Parameter | None,
-        context: click.Context | None,
-    ) -> int:
-        """Return the converted value; click names the option in an error."""
-        if isinstance(value, str) and _THOUSANDS.fullmatch(value):
-            value = value.replace(",", "")
-        return super().convert(value, param, context)
 
 
 class Number(click.types.FloatParamType):
@@ -244,7 +232,7 @@ class Seconds(Number):
         return seconds
 
 
-COUNT = Count()
+COUNT = Whole(1, 2**31 - 1, takes_commas=True)
 NUMBER = Number()
 
 

@@ -1,7 +1,8 @@
-"""`caffe-recipes run`: train a recipe's chain on the hosts of a hostfile, or resume it."""
+"""`caffe-recipes preflight` and `run`: check hosts and files, and train a recipe's chain on them."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -12,15 +13,65 @@ import click
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import RECIPE, Seconds, Whole, complete_phase, examples, gather
 from caffe_recipes.cli.streams import echo
+from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Observer, Policy, RunOptions
 from caffe_recipes.run.detach import describe_detached
 from caffe_recipes.run.detach import detach as leave_terminal
-from caffe_recipes.run.runner import run_chain
+from caffe_recipes.run.preflight.checks import preflight_recipe
+from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_job
+
+
+@click.command(
+    epilog=examples(
+        "caffe-recipes preflight digits-local",
+        "caffe-recipes preflight mine.yaml --hostfile hosts --caffe-root $HOME/caffe",
+    )
+)
+@click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
+@run_options.machine
+@click.option(
+    "--checkpoint-every",
+    type=Whole(min=1),
+    metavar="N",
+    help="Also check the disk space that `run --checkpoint-every N` needs.",
+)
+@click.option("--new", is_flag=True, help="Check as for `run --new`.")
+@click.option("--overwrite", is_flag=True, help="Accept prototxts that differ, as `run --overwrite` does.")
+@consent.run_code
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@gather(run_options.GivenRun, "typed")
+@gather(Policy, "policy")
+@gather(RunOptions, "given")
+def preflight(typed: run_options.GivenRun, given: RunOptions, as_json: bool) -> None:
+    """Check hosts, files and launcher, as `run` does before training; exit 1 if a check fails.
+
+    Nothing is changed on any host.
+    """
+    loaded = typed.load()
+    options = typed.options(loaded, given)
+    found = preflight_recipe(loaded, options, open_host)
+    if as_json:
+        click.echo(json.dumps([_as_json(finding) for finding in found], indent=1))
+    else:
+        Reporter().show_findings(found)
+        echo(describe_outcome(found))
+    if any(finding.error for finding in found):
+        click.get_current_context().exit(1)
+
+
+def _as_json(finding: CheckResult) -> dict[str, object]:
+    return {
+        "subject": finding.subject,
+        "mark": finding.mark,
+        "said": finding.message,
+        "hosts": list(finding.hosts),
+        "hint": finding.error.hint if finding.error else "",
+    }
 
 
 @click.command(
@@ -99,6 +150,8 @@ def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None
 
 
 def _run(recipe: AnyRecipe, options: RunOptions, *, detach: bool) -> None:
+    from caffe_recipes.run.runner import run_chain  # `preflight` does without it
+
     def train(*observers: Observer) -> None:
         run_chain(recipe, options, Reporter(), observers=observers)
 

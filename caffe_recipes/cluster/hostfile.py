@@ -19,10 +19,10 @@ from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import read_bytes, reading
+from caffe_recipes.limits import MOST_HOSTFILE_BYTES, MOST_HOSTS
 from caffe_recipes.wording import describe_count
 
 SLURM_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
-MAX_HOSTS = 100_000
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 # A resolver takes these for addresses, which nobody intends: `0` is this machine.
@@ -57,7 +57,7 @@ def explain_bad_host_name(text: str, hint: str) -> str:
 def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
     """Return the hosts of a node list in order, including duplicates.
 
-    Raises InputError if the text is not a node list, is empty, or has more than MAX_HOSTS hosts.
+    Raises InputError if the text is not a node list, is empty, or has more than MOST_HOSTS hosts.
 
     >>> parse_nodelist("c402-001,c401-[003,001-002]", "nodes")
     ('c402-001', 'c401-003', 'c401-001', 'c401-002')
@@ -69,7 +69,7 @@ def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
     hosts: list[str] = []
     for entry in entries:
         hosts += expand_entry(entry, where)
-        if len(hosts) > MAX_HOSTS:
+        if len(hosts) > MOST_HOSTS:
             raise _too_many(where, entry)
     return tuple(hosts)
 
@@ -86,7 +86,7 @@ def expand_entry(entry: str, where: str | Path) -> tuple[str, ...]:
     if len(pieces) == 1:
         return (entry,)
     brackets = [[_parse_range(item, entry, where) for item in bracket.split(",")] for bracket in pieces[1::2]]
-    if math.prod(sum(len(numbers) for numbers, _ in bracket) for bracket in brackets) > MAX_HOSTS:
+    if math.prod(sum(len(numbers) for numbers, _ in bracket) for bracket in brackets) > MOST_HOSTS:
         raise _too_many(where, entry)
     choices = [[str(n).zfill(width) for numbers, width in bracket for n in numbers] for bracket in brackets]
     texts = pieces[::2]
@@ -181,12 +181,11 @@ def _fold(run: list[str]) -> str:
 
 
 def _too_many(where: str | Path, entry: str) -> InputError:
-    return InputError(where, f"{entry[:80]!r} names more than {MAX_HOSTS:,} hosts", "check its ranges")
+    return InputError(where, f"{entry[:80]!r} names more than {MOST_HOSTS:,} hosts", "check its ranges")
 
 
 _LINE = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::[1-9][0-9]{0,5})?")
 _LOOPBACK = re.compile(r"localhost(?:\..*)?|127(?:\.[0-9]+){3}", re.IGNORECASE)
-_MAX_BYTES = 10_000_000
 _LINE_HINT = "write one `host` or `host:ranks` per line"
 _RANKS_HINT = "write the number of ranks as an integer of at least 1; -ppn overrides it"
 # Lines that other programs accept but hydra does not, with a hint for each; the first match applies.
@@ -213,9 +212,9 @@ def load_hostfile(path: str | Path) -> tuple[str, ...]:
     with reading(path, InputError, "give a readable file with one host per line"):
         if not Path(path).exists():
             raise InputError(path, "no such file", "write one host per line into it")
-        data = read_bytes(path, _MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise InputError(path, f"is over {_MAX_BYTES:,} bytes", "is it a hostfile?")
+        data = read_bytes(path, MOST_HOSTFILE_BYTES + 1)
+    if len(data) > MOST_HOSTFILE_BYTES:
+        raise InputError(path, f"is over {MOST_HOSTFILE_BYTES:,} bytes", "is it a hostfile?")
     try:
         return parse_hostfile(data.decode("utf-8-sig"), path)
     except UnicodeDecodeError:
@@ -255,8 +254,8 @@ def _numbered_hosts(text: str, where: str | Path) -> list[tuple[str, int]]:
         if found is None:
             raise InputError(at, f"{entry[:80]!r} is not a host", _hint(entry[:80]))
         hosts += ((name, number) for name in parse_nodelist(found["hosts"], at))
-        if len(hosts) > MAX_HOSTS:
-            raise InputError(at, f"the file has more than {MAX_HOSTS:,} hosts", "check its ranges")
+        if len(hosts) > MOST_HOSTS:
+            raise InputError(at, f"the file has more than {MOST_HOSTS:,} hosts", "check its ranges")
     return hosts
 
 

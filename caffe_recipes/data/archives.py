@@ -27,11 +27,10 @@ from caffe_recipes.data.images import (
 )
 from caffe_recipes.errors import DataError
 from caffe_recipes.files import reading
-from caffe_recipes.limits import hint_at_limit, limit
+from caffe_recipes.limits import MOST_TAR_HEADER_BYTES, hint_at_limit, limit
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 _COPY_HINT = "copy the archive again, and compare its digest"
-_MAX_HEADER_BYTES = 1 << 20
 _MAX_LINKS = 40  # in a chain, as in Linux
 
 Extent = tuple[int, int]  # offset, size
@@ -130,7 +129,7 @@ class _FileSlice(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        if size > _MAX_HEADER_BYTES:  # only headers are read, and a damaged one may claim any size
+        if size > MOST_TAR_HEADER_BYTES:  # only headers are read, and a damaged one may claim any size
             raise tarfile.ReadError(f"a header of {size:,} bytes")
         left = max(0, self._size - self._position)
         data = os.pread(

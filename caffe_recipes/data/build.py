@@ -27,7 +27,6 @@ from caffe_recipes.caffe.lmdb_pages import load_tree
 from caffe_recipes.data.archives import is_archive, load_archive
 from caffe_recipes.data.convert import (
     Converted,
-    Settings,
     WorkerKilled,
     can_encode,
     convert_all,
@@ -35,7 +34,7 @@ from caffe_recipes.data.convert import (
     describe_excess,
     suffix_of,
 )
-from caffe_recipes.data.images import Picture, Pictures, load_classes, load_folder, load_list
+from caffe_recipes.data.images import Picture, Pictures, Settings, load_classes, load_folder, load_list
 from caffe_recipes.data.manifest import (
     BuildManifest,
     RecordsDigest,

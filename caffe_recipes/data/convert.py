@@ -22,42 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.data.images import Picture, picture_reader
+from caffe_recipes.data.images import Picture, Settings, picture_reader
 from caffe_recipes.limits import limit
 
 _MAX_BYTES = 2**31 - 1 - 64  # protobuf's limit for a message, less the Datum's other fields
 _TOO_MUCH = f"more than a Datum can hold ({_MAX_BYTES / 1e9:.1f} GB)"
 
 Pixels = NDArray[np.uint8]  # (height, width, 3) in BGR, or (height, width)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How each image is converted. Except for `shorter_side`, convert_imageset has flags of the same names.
-
-    `encode_type` is jpg or png; None keeps the type of each file. `shorter_side_px` keeps the aspect ratio. A
-    size of 0 means no resizing.
-    """
-
-    resize_height_px: int = 0
-    resize_width_px: int = 0
-    shorter_side_px: int = 0
-    is_gray: bool = False
-    is_encoded: bool = True
-    encode_type: str | None = None
-    check_size: bool = False
-
-    @property
-    def resizes(self) -> bool:
-        """Whether images are resized."""
-        return bool(self.resize_height_px or self.shorter_side_px)
-
-    @property
-    def size_text(self) -> str:
-        """The size that images are resized to, as text."""
-        if self.shorter_side_px:
-            return f"a shorter side of {self.shorter_side_px}"
-        return f"{self.resize_height_px} x {self.resize_width_px}"
 
 
 def use_one_thread() -> None:

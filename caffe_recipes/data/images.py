@@ -1,8 +1,8 @@
-"""Find the images for an LMDB, and their labels, in a list or a folder.
+"""Find the images for an LMDB, and their labels, in a list or a folder; the settings of their conversion.
 
 A list has the format of convert_imageset: lines `path label`, with paths relative to a root folder. A folder
 has a subfolder for each class; classes are numbered in the order of their names. Labels may also be in a
-separate file, and class names in a list.
+separate file, and class names in a list. None of this loads OpenCV, as the conversion itself does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
@@ -58,6 +59,43 @@ class Pictures:
     pictures: Sequence[Picture]
     classes: tuple[str, ...] | None = None
     ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How each image is converted. Except for `shorter_side`, convert_imageset has flags of the same names.
+
+    `encode_type` is jpg or png; None keeps the type of each file. `shorter_side_px` keeps the aspect ratio. A
+    size of 0 means no resizing.
+    """
+
+    resize_height_px: int = 0
+    resize_width_px: int = 0
+    shorter_side_px: int = 0
+    is_gray: bool = False
+    is_encoded: bool = True
+    encode_type: str | None = None
+    check_size: bool = False
+
+    @property
+    def resizes(self) -> bool:
+        """Whether images are resized."""
+        return bool(self.resize_height_px or self.shorter_side_px)
+
+    @property
+    def size_text(self) -> str:
+        """The size that images are resized to, as text."""
+        if self.shorter_side_px:
+            return f"a shorter side of {self.shorter_side_px}"
+        return f"{self.resize_height_px} x {self.resize_width_px}"
+
+
+def require_opencv(where: str | Path) -> None:
+    """Raise DataError unless numpy and OpenCV are installed, without the slow import of them."""
+    for name in ("numpy", "cv2"):
+        if find_spec(name) is None:
+            hint = "install the extra 'data' of caffe-recipes (see its README)"
+            raise DataError(where, f"images cannot be read without {name}", hint)
 
 
 @contextmanager

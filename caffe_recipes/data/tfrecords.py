@@ -33,13 +33,12 @@ from caffe_recipes.data.check import (
     order_text,
     order_values,
 )
-from caffe_recipes.data.images import Pictures
+from caffe_recipes.data.images import Pictures, Settings, require_opencv
 from caffe_recipes.data.manifest import check_own_data, is_count, is_names, manifest_path, read_manifest
-from caffe_recipes.data.opencv import require_opencv
 from caffe_recipes.data.shuffledness import Shuffledness
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import make_own_folder, write_whole
-from caffe_recipes.limits import hint_at_limit, limit
+from caffe_recipes.limits import MOST_RECORD_FILES, hint_at_limit, limit
 from caffe_recipes.tensorflow.records import (
     DamagedError,
     Values,
@@ -119,15 +118,11 @@ def write_record_set(out: Path, made: RecordSet) -> None:
     write_whole({records_manifest_path(out): text.encode()}, is_synced=True)
 
 
-# The limit of `data tfrecords --shards`. A manifest could claim any number, and each file name takes memory.
-_MAX_FILES = 100_000
-
-
 def _is_valid(made: RecordSet) -> bool:
     counts = (made.records, made.shards, made.seed, *made.sizes_bytes)
     return (
         all(map(is_count, counts))
-        and 1 <= made.shards <= min(made.records, _MAX_FILES)
+        and 1 <= made.shards <= min(made.records, MOST_RECORD_FILES)
         and len(made.sizes_bytes) in (0, made.shards)
         and len(made.digests) in (0, made.shards)
         and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in made.digests)
@@ -185,7 +180,7 @@ def write_picture_tfrecords(
     """Write images to TFRecords files without an LMDB, else like `write_tfrecords`. Raises InputError."""
     require_crc32c(found.where)
     require_opencv(found.where)
-    from caffe_recipes.data.convert import Settings, convert_all  # cv2
+    from caffe_recipes.data.convert import convert_all  # cv2
 
     keys = [b"%08d_%b" % (picture.label, os.fsencode(picture.name)) for picture in found.pictures]
 

@@ -9,8 +9,7 @@ from caffe_recipes.caffe.dialects import OURS, Dialect, find_dialect
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, DialectDifference, check_message
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.translate import Part, find_inexact, refusal, translate
-from caffe_recipes.render.nets import build_net
-from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.render.prototxts import build_net, build_solver
 
 # The key of the recipe that determines a field of its nets.
 _KEYS = {

@@ -16,9 +16,8 @@ from caffe_recipes.files import UntrustedPathError, check_trusted, read_bytes, r
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
-from caffe_recipes.render.nets import render_net
+from caffe_recipes.render.prototxts import render_net, render_solver
 from caffe_recipes.render.scripts import library, render_jobs, render_run_script
-from caffe_recipes.render.solvers import render_solver
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from caffe_recipes.cluster.staging.sets import FileSet, lmdb_set
 from caffe_recipes.errors import ClusterError, DataError, InputError, PrototxtError, RunFailed, WeightsError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_per_iter, main_line
 from caffe_recipes.recipe.model import OUR_TRAINER, AnyRecipe, Phase, Recipe
+from caffe_recipes.render.prototxts import build_solver
 from caffe_recipes.render.scripts import lmdb_hint
-from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate, placed_paths
 from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
 from caffe_recipes.run.trainer import Attempt, Checkpoint, Testing, Trainer, Training, Trial

@@ -7,8 +7,10 @@ that a recipe edited since is not trained silently.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
+import stat
 import sys
 import threading
 from collections import deque
@@ -288,9 +290,41 @@ def check_own_root(root: Path, paths: Iterable[Path] = ()) -> None:
 
     `paths` are of files and folders that are read or run, there or elsewhere, such as those of `own_paths`.
     """
-    root = root.absolute()
+    root, paths = root.absolute(), [path.absolute() for path in paths]
     if refused := describe_access(root, root, paths):
-        raise InputError(root, refused, "make it writable only by you, or choose another")
+        at_fault = root
+        if not describe_access(root, root):
+            at_fault = next((path for path in paths if describe_access(root, root, [path])), root)
+        raise InputError(root, refused, _hint_for_owner(at_fault, root))
+
+
+def _hint_for_owner(path: Path, root: Path) -> str:
+    """Return what to do about a path that others can change; only the owner of a file can change its mode."""
+    root, target = root.resolve(), Path(os.path.realpath(path))
+    for step in (target, *target.parents):
+        try:
+            status = step.stat()
+        except OSError:  # it does not exist yet
+            continue
+        if step in root.parents:
+            break
+        is_open = status.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
+        if is_open and status.st_uid == os.geteuid():
+            break
+        is_trusted = status.st_uid in (0, os.geteuid(), root.stat().st_uid)
+        if is_open and (is_trusted or root not in step.parents):
+            ask = f"ask user {_name_user(status.st_uid)} to make it writable only by its owner"
+            return f"use a copy in a folder of your own, or {ask}"
+        if not is_trusted:
+            return "use a copy in a folder of your own"
+    return "make it writable only by you, or choose another"
+
+
+def _name_user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # of another machine
+        return str(number)
 
 
 def describe_access(folder: Path, root: Path = Path("/"), paths: Iterable[Path] = ()) -> str:

@@ -16,7 +16,7 @@ from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.prototxts import build_net
 
 NET = """name: "Own"
 layer { name: "digits" type: "Data" top: "data" top: "label" include { phase: TRAIN }

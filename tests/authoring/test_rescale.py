@@ -18,8 +18,8 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.graph import model_epochs
 from caffe_recipes.recipe.model import Ensemble, Phase, Recipe
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.render.prototxts import build_solver
 from caffe_recipes.render.scripts import library
-from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.recipes import lint_recipe
 from caffe_recipes.review.lint.rules import Finding

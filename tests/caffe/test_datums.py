@@ -290,7 +290,10 @@ def test_no_lmdb_is_written_to_a_folder_of_another_user_or_through_a_link_of_the
     assert not list((shared / "theirs").iterdir())
 
 
-def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused_with_a_hint_about_its_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written"):
+    hint = "check the path and its permissions, or give another path"
+    with pytest.raises(DataError, match=f"lmdb: cannot be written: Not a directory; {hint}$"):
         write_datums(tmp_path / "file" / "lmdb", [("x", raw(0))])
+    with pytest.raises(DataError, match=f"^/proc/x/lmdb: cannot be written: No such file .*; {hint}$"):
+        write_datums("/proc/x/lmdb", [("x", raw(0))])

@@ -57,6 +57,10 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         (["nowhere"], "nowhere: cannot be read: No such file or directory"),
         (["."], ".: contains no solver; give a solver, or the folder of the solvers' .prototxt files"),
         ([FOLDER, "--out", "there.yaml"], "there.yaml: already exists; remove it, or give another --out"),
+        (
+            [FOLDER, "--trainer", "bogus"],
+            "--trainer: 'bogus' is not a trainer; give caffe-torch, or the path",
+        ),
         ([FOLDER, "--trainer", ""], "--trainer: '' is not a path; is a variable unset?"),
         ([FOLDER, "--out", "a.txt"], "a.txt: is not a recipe file name; use the suffix .yaml"),
         ([FOLDER, "--out", "no/a.yaml"], "no/a.yaml: its parent directory does not exist; create it first"),

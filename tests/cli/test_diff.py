@@ -445,11 +445,34 @@ def test_one_revision_compares_with_the_tracked_files_of_the_working_tree(repo: 
     code, output = call("HEAD")
     assert code == 1
     assert output.splitlines() == [
+        "not compared: nets/untracked.prototxt is new in the working tree; add with `git add` what you want "
+        "to compare",
         "nets/net.prototxt:",
         "  data: data_param.batch_size 16 -> 8",
         "removed nets/solver.prototxt",
     ]
     assert call("HEAD", "nets/new.prototxt") == (0, "no difference in meaning\n")
+
+
+@needs_git
+def test_a_new_recipe_that_git_does_not_track_is_named_and_other_new_files_are_not(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repo / "mine.yaml").write_text(shipped_recipes()["digits-local"].file.read_text())
+    (repo / "notes.yaml").write_text("to: do\n")
+    (repo / "ignored.prototxt").write_text(NET)
+    (repo / ".gitignore").write_text("ignored.*\n")
+    monkeypatch.chdir(repo / "nets")
+    hint = "add with `git add` what you want to compare"
+    said = f"not compared: mine.yaml is new in the working tree; {hint}\n"
+    assert call("HEAD") == (0, f"{said}no difference in meaning\n")
+    assert call("HEAD", "--quiet") == (0, "")
+    write(repo / "nets", a=NET, b=NET)
+    said = f"not compared: mine.yaml, nets/a.prototxt, nets/b.prototxt are new in the working tree; {hint}\n"
+    assert call("HEAD") == (0, f"{said}no difference in meaning\n")
+    monkeypatch.setenv("CAFFE_RECIPES_LIMITS", "git-entries=6")
+    write(repo / "nets", c=NET, d=NET, e=NET)
+    assert call("HEAD") == (0, "no difference in meaning\n")
 
 
 @needs_git
@@ -732,6 +755,6 @@ def test_a_git_that_does_not_finish_is_killed(
     (here / "git").write_text(f"#!/bin/sh\n{script}\n")
     (here / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
-    monkeypatch.setattr("caffe_recipes.review.diff.sources._GIT_S", 1.0)
+    monkeypatch.setattr("caffe_recipes.review.diff.sources.MOST_GIT_S", 1.0)
     code, output = call("HEAD", "HEAD~1")
     assert (code, expected in output) == (2, True)

@@ -133,6 +133,12 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_go_to_stderr(tmp_path
         ({"--epochs": "1000000"}, "--epochs: 1000000 epochs is too many; give 100000 or"),
         ({"--collapse-epochs": "1e300"}, "--collapse-epochs: 1e+300 epochs is too many"),
         ({"--trainer": ""}, "--trainer: '' is not a path; is a variable unset?"),
+        (
+            {"--trainer": "bogus"},
+            "Error: --trainer: 'bogus' is not a trainer; give caffe-torch, or the path of a Caffe binary, "
+            "e.g. ./build/tools/caffe\n",
+        ),
+        ({"--trainer": "tensorflow"}, "--trainer: 'tensorflow' is not a trainer; give caffe-torch, or"),
         ({"--trainer": "-x"}, "--trainer: a launcher would read -x as one of its options; write ./-x"),
         ({"--name": ""}, "--name: is empty; give a name, or omit the option"),
         ({"--name": "a/b"}, "Error: --name: must start with a letter"),

@@ -197,7 +197,7 @@ def test_no_name_becomes_a_workflow_command_in_a_job_log(folder: Path, target: s
 def test_commands_print_for_people_through_one_function() -> None:
     """All other output is JSON, CSV or bytes."""
     for lazy in COMMANDS.values():
-        path = ROOT / f"{lazy.module.replace('.', '/')}.py"
+        path = ROOT / f"caffe_recipes/cli/{lazy.module}.py"
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print")):
                 continue

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caffe_recipes.cluster.hostfile import MAX_HOSTS, fold_hosts, is_host_name, parse_nodelist, slurm_hosts
+from caffe_recipes.cluster.hostfile import fold_hosts, is_host_name, parse_nodelist, slurm_hosts
 from caffe_recipes.errors import InputError
+from caffe_recipes.limits import MOST_HOSTS
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_a_node_list_keeps_its_order_and_what_it_names_twice(text: str, hosts: s
         ("$(touch x)", "'$(touch x)' is not a host"),
         ("a[1-999999999]", "names more than 100,000 hosts"),
         ("a[1-1000][1-1000]", "names more than 100,000 hosts"),
-        (f"a[1-{MAX_HOSTS}],b", "names more than 100,000 hosts"),
+        (f"a[1-{MOST_HOSTS}],b", "names more than 100,000 hosts"),
     ],
 )
 def test_an_invalid_node_list_is_refused_in_one_line(text: str, what: str) -> None:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.build import BuildPlan, plan_build
-from caffe_recipes.data.convert import Settings
-from caffe_recipes.data.images import load_list
+from caffe_recipes.data.images import Settings, load_list
 
 CALL = "from caffe_recipes.cli.main import main; main()"
 # A file with a size limit imitates a full disk.

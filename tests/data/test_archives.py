@@ -9,8 +9,7 @@ import pytest
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.archives import is_archive, load_archive
 from caffe_recipes.data.build import build_lmdb, plan_build
-from caffe_recipes.data.convert import Settings
-from caffe_recipes.data.images import Pictures, load_folder, picture_reader
+from caffe_recipes.data.images import Pictures, Settings, load_folder, picture_reader
 from caffe_recipes.errors import DataError
 from tests.data.conftest import Link, encode, pack, records
 

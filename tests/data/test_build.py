@@ -16,7 +16,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.build import build_lmdb, shuffle
-from caffe_recipes.data.convert import Settings
+from caffe_recipes.data.images import Settings
 from caffe_recipes.data.manifest import manifest_path
 from caffe_recipes.engine.data import first_image_shape
 from caffe_recipes.engine.transform import decode

@@ -18,7 +18,7 @@ import pytest
 
 from caffe_recipes.caffe.datums import check_datums
 from caffe_recipes.data.build import build_lmdb
-from caffe_recipes.data.convert import Settings
+from caffe_recipes.data.images import Settings
 from caffe_recipes.data.manifest import BuildManifest, manifest_path
 from caffe_recipes.data.tfrecords import check_records
 from caffe_recipes.errors import DataError, RunFailed
@@ -147,7 +147,8 @@ def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_continue(tmp_path: P
 def test_an_unfinished_build_that_may_not_be_written_is_not_a_full_disk(listed: Path, tmp_path: Path) -> None:
     (tmp_path / ".lmdb.partial").mkdir()
     (tmp_path / ".lmdb.partial" / "lmdb").write_text("")
-    with pytest.raises(DataError, match=r"lmdb: cannot be written: Not a directory; fix the cause; run the"):
+    hint = "check the path and its permissions, or give another path; run the same"
+    with pytest.raises(DataError, match=rf"lmdb: cannot be written: Not a directory; {hint}"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
 
 
@@ -158,7 +159,8 @@ def test_a_worker_that_cannot_be_started_is_not_reported_as_another_build(
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(BaseProcess, "start", fail)
-    with pytest.raises(RunFailed, match="Resource temporarily unavailable; fix the cause; run the same"):
+    hint = r"check this machine's memory, limits \(ulimit -a\) and disks; run the same"
+    with pytest.raises(RunFailed, match=f"Resource temporarily unavailable; {hint}"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb", workers=2)
 
 

@@ -12,7 +12,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.data.build import build_lmdb, shuffle
 from caffe_recipes.data.check import LmdbReport, Problem, check_lmdb, order_text, render_json, render_text
-from caffe_recipes.data.convert import Settings
+from caffe_recipes.data.images import Settings
 from caffe_recipes.data.manifest import BuildManifest, write_manifest
 from caffe_recipes.data.sheet import draw_sheet, name_label
 from caffe_recipes.data.shuffledness import measure_shuffledness

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.data.build import build_lmdb, plan_build
-from caffe_recipes.data.convert import Settings
-from caffe_recipes.data.images import load_folder
+from caffe_recipes.data.images import Settings, load_folder
 from caffe_recipes.data.tfrecords import check_records, load_record_set, write_tfrecords
 from caffe_recipes.tensorflow.records import parse_example, read_records
 

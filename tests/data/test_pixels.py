@@ -9,7 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
-from caffe_recipes.data.convert import Settings, can_encode, convert, load_pixels
+from caffe_recipes.data.convert import can_encode, convert, load_pixels
+from caffe_recipes.data.images import Settings
 from tests.data.conftest import encode, noise
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow, of the extra 'plot', is not installed")
@@ -144,7 +145,8 @@ def test_images_one_after_the_other_are_converted_in_the_same_memory(tmp_path: P
     (tmp_path / "a.jpg").write_bytes(encode(".jpg", 375, 500))
     call = (
         "import pathlib, resource, sys\n"
-        "from caffe_recipes.data.convert import Settings, convert, keep_freed_memory\n"
+        "from caffe_recipes.data.convert import convert, keep_freed_memory\n"
+        "from caffe_recipes.data.images import Settings\n"
         "data = pathlib.Path(sys.argv[1]).read_bytes()\n"
         "keep_freed_memory()\n"
         "for index in range(20):\n"

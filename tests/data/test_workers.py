@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.data.convert import Settings, children_ignoring_sigint, convert_all
-from caffe_recipes.data.images import Picture
+from caffe_recipes.data.convert import children_ignoring_sigint, convert_all
+from caffe_recipes.data.images import Picture, Settings
 from tests.data.conftest import encode
 
 

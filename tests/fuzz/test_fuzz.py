@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from caffe_recipes.caffe.prototxt import (
     render_checked,
 )
 from caffe_recipes.caffe.upgrade import upgrade_document
-from caffe_recipes.cli.main import COMMANDS
+from caffe_recipes.cli.main import commands
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
@@ -172,8 +171,8 @@ def test_damaged_families_are_read_or_refused(part: int, spoil: Spoil, tmp_path:
 
 @pytest.mark.parametrize("command", REVIEWS)
 def test_prototxts_that_are_read_are_reviewed_or_refused(command: str, spoil: Spoil, tmp_path: Path) -> None:
-    entry = COMMANDS[command]
-    review: click.Command = getattr(import_module(entry.module), entry.attribute)
+    review = commands.get_command(click.Context(commands), command)
+    assert review is not None
     path, whole = tmp_path / "spoilt.prototxt", tmp_path / "whole.prototxt"
     codes = set()
     for index in range(REVIEWED):

@@ -17,7 +17,7 @@ from caffe_recipes.recipe.checks import find_contradictions
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
 from caffe_recipes.recipe.translate import find_inexact, original_name, translate
-from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.render.prototxts import build_solver
 
 SHIPPED = ("stampede2-64n-72ep", "digits-local", "stampede2-448n-90ep")
 

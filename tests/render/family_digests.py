@@ -16,7 +16,7 @@ from caffe_recipes.caffe.prototxt import digest
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe
-from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.prototxts import build_net
 from tests.shipped import COMMITTED
 
 FILE = Path(__file__).resolve().parent.parent / "family_digests.json"

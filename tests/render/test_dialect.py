@@ -17,8 +17,7 @@ from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import find_parts, translate_whole
-from caffe_recipes.render.nets import build_net
-from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.render.prototxts import build_net, build_solver
 from caffe_recipes.render.tree import generate
 
 MakeRecipe = Callable[..., Recipe]

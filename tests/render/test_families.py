@@ -12,7 +12,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import digest, parse_prototxt
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.dialect import translate_whole
-from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.prototxts import build_net
 from caffe_recipes.render.scripts import library
 from caffe_recipes.render.tree import (
     find_differences,

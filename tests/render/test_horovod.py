@@ -19,8 +19,7 @@ import caffe_recipes as cr
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.horovod import render_horovod
-from caffe_recipes.render.nets import build_net
-from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.render.prototxts import build_net, build_solver
 from caffe_recipes.render.tree import generate_all
 from tests.shipped import rates_of
 

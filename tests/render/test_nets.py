@@ -11,7 +11,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.render.nets import build_net, render_net
+from caffe_recipes.render.prototxts import build_net, render_net
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -13,8 +13,8 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.errors import CaffeRecipesError, PrototxtError, RecipeError
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.own_code import allowing_code
+from caffe_recipes.render.prototxts import build_net
 
 MakeRecipe = Callable[..., Recipe]
 

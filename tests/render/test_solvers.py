@@ -12,7 +12,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.render.solvers import build_solver, render_solver
+from caffe_recipes.render.prototxts import build_solver, render_solver
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -12,7 +12,7 @@ import pytest
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.prototxts import build_net
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Policy, Run, RunOptions, find_setting
 from caffe_recipes.run.folders import create_run

@@ -101,7 +101,25 @@ def test_no_weights_and_no_mean_of_another_user_in_a_shared_folder_are_used(
     place.edit(before, after.replace("THEIRS", str(theirs)))
     code, _, error = place.call()
     assert (code, error.count("\n")) == (2, 1)
-    assert f"is used with {theirs}, which belongs to user nobody (65534), who can change its" in error
+    what = f"is used with {theirs}, which belongs to user nobody (65534), who can change its contents"
+    assert error == f"Error: {place.root}: {what}; use a copy in a folder of your own\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+@pytest.mark.parametrize(("owner", "name"), [(65534, "nobody"), (54321, "54321")])
+def test_only_the_owner_of_a_file_is_asked_to_change_its_mode(owner: int, name: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/var") as root, tempfile.TemporaryDirectory(dir="/var") as other:
+        theirs = Path(other) / "theirs.caffemodel"
+        theirs.touch()
+        theirs.chmod(0o666)
+        what = f"^{root}: is used with {theirs}, which can be changed by anybody; "
+        with pytest.raises(InputError, match=f"{what}{HINT}$"):
+            check_own_root(Path(root), [Path(root) / "hostfile", theirs])
+        for path in (Path(other), theirs):
+            os.chown(path, owner, owner)
+        ask = f"ask user {name} to make it writable only by its owner"
+        with pytest.raises(InputError, match=f"{what}use a copy in a folder of your own, or {ask}$"):
+            check_own_root(Path(root), [Path(root) / "hostfile", theirs])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")

@@ -70,13 +70,17 @@ class FileDiff:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that differs between two sides; `single` if each side is one file."""
+    """Everything that differs between two sides; `single` if each side is one file.
+
+    `untracked` are files that are not compared, since git does not track them.
+    """
 
     old: str
     new: str
     files: tuple[FileDiff, ...]
     values: tuple[Change, ...] = ()  # values of the recipe that are in no prototxt
     single: bool = False
+    untracked: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:

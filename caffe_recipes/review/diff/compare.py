@@ -87,7 +87,8 @@ def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Compari
 
         return compare_recipes(old, new, options.defaults)
     if isinstance(old, Tree) and isinstance(new, Tree):
-        return Comparison(old.label, new.label, tuple(compare_trees(old, new, options)))
+        files = compare_trees(old, new, options)
+        return Comparison(old.label, new.label, tuple(files), untracked=new.untracked)
     assert isinstance(old, TextFile) and isinstance(new, TextFile)
     found = compare_files(old, new, options)
     return Comparison(old.label, new.label, (found,) if found else (), single=True)

@@ -62,8 +62,7 @@ def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) ->
 
 def _build_all(side: RecipeSide, *, with_nets: bool) -> dict[str, Message]:
     """Return the messages that `generate` writes; `net:` lacks its folder, which is a value of the recipe."""
-    from caffe_recipes.render.nets import build_net  # pydantic: not for files
-    from caffe_recipes.render.solvers import build_solver  # pydantic: not for files
+    from caffe_recipes.render.prototxts import build_net, build_solver  # pydantic: not for files
 
     recipe = side.recipe
     found: dict[str, Message] = {}

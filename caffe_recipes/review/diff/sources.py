@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
@@ -27,7 +27,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, parse_prototxt
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.files import read_bytes
-from caffe_recipes.limits import hint_at_limit
+from caffe_recipes.limits import MOST_COMPARED_FILES, MOST_GIT_S, hint_at_limit
 from caffe_recipes.limits import limit as bound
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import (
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from caffe_recipes.review.naming import Named
 
 
-_GIT_S = 600.0
 _WORD_BYTES = 1_000_000  # of git's answer to a question about one object, and of its messages
 _ENTRY_BYTES = 200  # of an entry in a list, on average
 _FILES = ("100644", "100755", "100664")  # modes of regular files, not of symbolic links or submodules
@@ -116,6 +115,15 @@ def list_files(tree: str, limits: Sequence[str]) -> dict[str, GitBlob]:
 def list_tracked() -> list[str]:
     """Return the paths, from the top of the working tree, of the files that git tracks."""
     return sorted({os.fsdecode(path) for path in _list_entries("ls-files", "-z", "--full-name", ":/")})
+
+
+def _list_untracked() -> list[str]:
+    """Return the prototxts and YAML files that git neither tracks nor ignores; none if there are too many."""
+    patterns = (f":/*{suffix}" for suffix in (*SUFFIXES, *RECIPE_SUFFIXES))
+    words = ("ls-files", "-z", "--full-name", "--others", "--exclude-standard", "--", *patterns)
+    with suppress(InputError):  # they are only mentioned
+        return sorted(map(os.fsdecode, _list_entries(*words)))
+    return []
 
 
 def _list_entries(*arguments: str) -> list[bytes]:
@@ -219,7 +227,7 @@ def _start_git(
     max_bytes: int = _WORD_BYTES,
     max_entries: int = sys.maxsize,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git to its end. Raises InputError, and ends it, if it prints too much or takes over _GIT_S."""
+    """Run git to its end. Raises InputError, and ends it, if it prints too much or takes over MOST_GIT_S."""
     command = f"git {arguments[0]}"
     try:
         git = subprocess.Popen(
@@ -234,7 +242,7 @@ def _start_git(
         raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
     assert git.stdin is not None and git.stdout is not None and git.stderr is not None
     end = partial(os.killpg, git.pid, signal.SIGKILL)
-    timer, begun = threading.Timer(_GIT_S, end), time.monotonic()
+    timer, begun = threading.Timer(MOST_GIT_S, end), time.monotonic()
     with git, ThreadPoolExecutor(2) as pool:
         try:
             timer.start()
@@ -253,8 +261,8 @@ def _start_git(
             raise
         finally:
             timer.cancel()
-    if git.returncode == -signal.SIGKILL and time.monotonic() >= begun + _GIT_S:
-        raise InputError(command, f"did not end within {_GIT_S:.0f} s", "compare less, or check the disk")
+    if git.returncode == -signal.SIGKILL and time.monotonic() >= begun + MOST_GIT_S:
+        raise InputError(command, f"did not end within {MOST_GIT_S:.0f} s", "compare less, or check the disk")
     return subprocess.CompletedProcess(arguments, git.returncode, stdout, stderr)
 
 
@@ -278,9 +286,7 @@ Kind = Literal["file", "folder", "recipe", "revision"]
 
 SUFFIXES = (".prototxt", ".pt")
 _RECIPE = re.compile(rb"^(?:phases|tensorflow|family)[ \t]*:", re.MULTILINE)
-# All the files of one side: their number, and their bytes as a multiple of the bound on one.
-_MOST_FILES = 10_000
-_MOST_TOGETHER = 16
+_MOST_TOGETHER = 16  # the bytes of all files of one side, as a multiple of the bound on one
 
 
 @dataclass(frozen=True)
@@ -387,13 +393,15 @@ class Tree:
 
     `read` returns any file of that side, by its path.
 
-    `prefix` precedes the path when a file is named in messages, as in `HEAD:net.prototxt`.
+    `prefix` precedes the path when a file is named in messages, as in `HEAD:net.prototxt`. `untracked` are
+    new files of the working tree, which are not compared.
     """
 
     label: str
     prefix: str
     files: Mapping[str, bytes | PrototxtError]
     read: Read
+    untracked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -459,7 +467,7 @@ def _open_file(spec: Spec, max_bytes: int) -> TextFile:
 
 def _render_net(named: Named) -> bytes:
     from caffe_recipes.recipe.source import load_recipe
-    from caffe_recipes.render.nets import render_net
+    from caffe_recipes.render.prototxts import render_net
 
     recipe = load_recipe(named.path)
     return render_net(recipe, named.net or next(iter(recipe.nets))).encode()
@@ -526,8 +534,10 @@ def _is_compared(path: str, data: bytes | PrototxtError, limits: Sequence[str]) 
 
 
 def _check_total(number: int, total: int, max_bytes: int) -> None:
-    if number > _MOST_FILES:
-        raise InputError("", f"over {_MOST_FILES:,} files to compare", "compare fewer paths at a time")
+    if number > MOST_COMPARED_FILES:
+        raise InputError(
+            "", f"over {MOST_COMPARED_FILES:,} files to compare", "compare fewer paths at a time"
+        )
     if total > _MOST_TOGETHER * max_bytes:
         what = f"the files to compare exceed {_MOST_TOGETHER * max_bytes:,} bytes in total"
         raise InputError("", what, "compare fewer paths at a time, or raise --max-bytes")
@@ -596,7 +606,13 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
     _check_limits(wanted, paths)
     files = [path for path in paths if (top / path).is_file() and not (top / path).is_symlink()]
     before = _git_tree(old, ":", blobs, wanted, max_bytes)
-    return before, _disk_tree(_WORKING_TREE, "", top, files, wanted, max_bytes)
+    after = _disk_tree(_WORKING_TREE, "", top, files, wanted, max_bytes)
+    new = [
+        path
+        for path in _list_untracked()
+        if _is_wanted(path, wanted) and _is_compared(path, _read_or_error(top / path, max_bytes, top), wanted)
+    ]
+    return before, replace(after, untracked=tuple(new))
 
 
 def _from_top(limits: Sequence[str]) -> list[str]:

@@ -34,7 +34,7 @@ from caffe_recipes.recipe.pace import (
     reported_pace,
     shape_of,
 )
-from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.prototxts import build_net
 from caffe_recipes.review.inspect.costs import count_layers, total
 
 if TYPE_CHECKING:

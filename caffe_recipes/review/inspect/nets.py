@@ -83,7 +83,7 @@ def _name_unknown_recipe(given: str) -> Named | None:
 def _recipe_net(named: Named) -> GivenNet:
     # Imported here because they are slow to import, and prototxts do not need them.
     from caffe_recipes.recipe.source import load_recipe
-    from caffe_recipes.render.nets import build_net
+    from caffe_recipes.render.prototxts import build_net
 
     recipe = load_recipe(named.path)
     net = named.net or next(iter(recipe.nets))

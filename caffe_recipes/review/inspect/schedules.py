@@ -86,7 +86,7 @@ def rate_at_snapshot(solver: pb.SolverParameter, taken_iter: int, iterations: in
 def rate_before(recipe: Recipe, phase: Phase) -> float | None:
     """Return the rate at the snapshot that a phase starts from; None if no phase writes that snapshot."""
     from caffe_recipes.recipe.model import Phase  # pydantic
-    from caffe_recipes.render.solvers import build_solver  # pydantic
+    from caffe_recipes.render.prototxts import build_solver  # pydantic
 
     start = recipe.starts_from(phase)
     if not isinstance(start, Phase):
@@ -153,7 +153,7 @@ def load_schedules(
 def schedule_recipe(recipe: Recipe) -> PlottedSchedule:
     """Return a recipe's schedule over epochs; a branch begins at the age of its starting snapshot."""
     from caffe_recipes.recipe.model import Phase  # pydantic
-    from caffe_recipes.render.solvers import build_solver  # pydantic
+    from caffe_recipes.render.prototxts import build_solver  # pydantic
 
     images = recipe.data.train.images
     trunk = line_to(recipe, recipe.phases[-1])

@@ -241,7 +241,7 @@ def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = N
     Raises RecipeError if a rate of its schedule is not finite.
     """
     from caffe_recipes.recipe.model import Phase  # pydantic
-    from caffe_recipes.render.solvers import build_solver  # pydantic
+    from caffe_recipes.render.prototxts import build_solver  # pydantic
 
     start, images = recipe.starts_from(phase), images_of(recipe, phase)
     return PhaseSummary(

@@ -15,6 +15,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_document
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.files import open_file, read_bytes
+from caffe_recipes.limits import MOST_LINTED_FILES, MOST_SCRIPT_BYTES, MOST_SCRIPT_LINES
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.lint.chain_rules import check_deploys
 from caffe_recipes.review.lint.check import sort_findings
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     )
     from caffe_recipes.review.lint.rules import Finding
 
-_MAX_FILES = 10_000
-_MAX_SCRIPT_BYTES, _MAX_SCRIPT_LINES = 1_000_000, 20_000
 _SCRIPT_NAME = re.compile(r"(?i).*\.(sh|bash|slurm|sbatch|job|pbs|md|rst)|readme.*|run[^.]*")
 _SOLVER_FIELD = re.compile(rb"(?m)^[ \t]*(base_lr|lr_policy|max_iter|snapshot_prefix)\s*:")
 
@@ -108,7 +107,7 @@ def _read_prototxt(reader: Reader, path: Path) -> Document[Any] | None:
 
 def _read_beginning(path: Path) -> bytes:
     try:
-        return read_bytes(path, _MAX_SCRIPT_BYTES)
+        return read_bytes(path, MOST_SCRIPT_BYTES)
     except OSError:
         return b""
 
@@ -168,9 +167,9 @@ def _group_prototxts(folder: Path) -> dict[Path, list[Path]]:
     count = 0
     for home, found in walk_prototxts(folder):
         count += len(found)
-        if count > _MAX_FILES:
+        if count > MOST_LINTED_FILES:
             raise InputError(
-                folder, f"contains more than {_MAX_FILES:,} prototxts", "give one of its subfolders"
+                folder, f"contains more than {MOST_LINTED_FILES:,} prototxts", "give one of its subfolders"
             )
         if found:
             groups[Path(home)] = [Path(file) for file in found]
@@ -185,9 +184,9 @@ def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
             continue
         try:
             with open_file(path) as file:  # and not what it is exchanged for meanwhile
-                data = file.read(_MAX_SCRIPT_BYTES + 1)
+                data = file.read(MOST_SCRIPT_BYTES + 1)
             text = data.decode("utf-8", errors="replace")
-            if len(data) > _MAX_SCRIPT_BYTES or text.count("\n") > _MAX_SCRIPT_LINES:
+            if len(data) > MOST_SCRIPT_BYTES or text.count("\n") > MOST_SCRIPT_LINES:
                 continue
             script = parse_script(text, path)
         except (OSError, CaffeRecipesError):

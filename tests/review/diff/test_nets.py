@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.prototxts import build_net
 from caffe_recipes.review.diff.changes import Change
 from caffe_recipes.review.diff.nets import diff_nets, match_layers, title_of
 
