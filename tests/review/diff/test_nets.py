@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,8 +71,16 @@ def test_the_two_published_nets_differ_in_the_training_batch_only() -> None:
     ]
 
 
+@contextmanager
+def soon() -> Iterator[None]:
+    """Give a block about three times the processor time that it takes; quadratic work would take more."""
+    start_s = time.process_time()
+    yield
+    assert time.process_time() - start_s < 3
+
+
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_net_of_20_000_layers_is_no_wait(order: int) -> None:
+def test_a_net_of_5_000_layers_is_no_wait(order: int) -> None:
     def build(name: str, outputs: int) -> pb.NetParameter:
         return pb.NetParameter(
             layer=[
@@ -80,19 +91,21 @@ def test_a_net_of_20_000_layers_is_no_wait(order: int) -> None:
                     top=[f"b{k + 1}"],
                     inner_product_param=pb.InnerProductParameter(num_output=outputs if k % 100 == 0 else 7),
                 )
-                for k in range(20_000)[::order]
+                for k in range(5_000)[::order]
             ]
         )
 
-    kinds = Counter(change.kind for change in diff_nets(build("a", 8), build("b", 9)))
-    assert kinds == {"renamed": 20_000, "changed": 200}
+    with soon():
+        kinds = Counter(change.kind for change in diff_nets(build("a", 8), build("b", 9)))
+    assert kinds == {"renamed": 5_000, "changed": 50}
 
 
-def test_a_net_of_20_000_layers_turned_around_is_no_wait() -> None:
-    layers = [pb.LayerParameter(name=f"a{k}", type="ReLU") for k in range(20_000)]
-    found = diff_nets(pb.NetParameter(layer=layers), pb.NetParameter(layer=layers[::-1]))
+def test_a_net_of_5_000_layers_turned_around_is_no_wait() -> None:
+    layers = [pb.LayerParameter(name=f"a{k}", type="ReLU") for k in range(5_000)]
+    with soon():
+        found = diff_nets(pb.NetParameter(layer=layers), pb.NetParameter(layer=layers[::-1]))
     assert {change.kind for change in found} == {"moved"}
-    assert len(found) == 19_999
+    assert len(found) == 4_999
 
 
 def test_layers_without_a_name_or_of_one_name_go_by_what_they_do() -> None:
@@ -390,9 +403,10 @@ def test_kernels_and_rules_in_other_words_are_not_a_difference() -> None:
     assert changes(SMALL, new) == changes(new, SMALL) == []
 
 
-def test_ten_thousand_layers_of_one_weight_are_no_wait() -> None:
-    old = siamese(*((f"ip{k}", 'name: "w"') for k in range(10_000)))
-    assert changes(old, old.replace('"w"', '"v"')) == []
+def test_thousands_of_layers_of_one_weight_are_no_wait() -> None:
+    old = siamese(*((f"ip{k}", 'name: "w"') for k in range(3_000)))
+    with soon():
+        assert changes(old, old.replace('"w"', '"v"')) == []
     apart = old.replace('"w"', '"v"', 1)
-    note = "no longer shared with ip1, ip2, ip3, 9996 more"
+    note = "no longer shared with ip1, ip2, ip3, 2996 more"
     assert changes(old, apart) == [f'changed ip0: param[0].name "w" -> "v" ({note})']
