@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shape_rules import Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
+from caffe_recipes.caffe.upgrade import V1_TYPES
 from caffe_recipes.errors import WeightsError
 from caffe_recipes.files import NotAFileError, open_file, write_whole
 from caffe_recipes.limits import hint_at_limit, limit
@@ -26,13 +27,6 @@ from caffe_recipes.limits import hint_at_limit, limit
 M = TypeVar("M", bound=Message)
 
 _LARGEST_BYTES = 2**31 - 1  # protobuf's limit for a binary message
-
-# The only layer types of the old format that have weights.
-_V1_LEARNED = {
-    pb.V1LayerParameter.CONVOLUTION: "Convolution",
-    pb.V1LayerParameter.DECONVOLUTION: "Deconvolution",
-    pb.V1LayerParameter.INNER_PRODUCT: "InnerProduct",
-}
 
 # Kinds of wrong files: a pattern that matches the start of the file, its description, and the hint.
 _BINARIES = [
@@ -75,9 +69,8 @@ def load_weights(path: str | Path) -> pb.NetParameter:
     if net is None or not (net.layer or net.layers):
         raise WeightsError(path, *_diagnose(data, "caffemodel", path))
     for old in net.layers:
-        net.layer.add(
-            name=old.name, type=_V1_LEARNED.get(old.type, ""), bottom=old.bottom, top=old.top, blobs=old.blobs
-        )
+        kind = V1_TYPES[pb.V1LayerParameter.LayerType.Name(old.type)]
+        net.layer.add(name=old.name, type=kind, bottom=old.bottom, top=old.top, blobs=old.blobs)
     del net.layers[:]
     if not any(layer.blobs for layer in net.layer):
         raise WeightsError(path, "has layers but no learned blobs", "give a trained caffemodel")
