@@ -6,8 +6,8 @@ policy, so that the rate drops at the end of the warm-up.
 
 from __future__ import annotations
 
+import ctypes
 import math
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,10 +25,7 @@ def float32(value: float) -> float:
     >>> float32(1e39), float32(-1e39)
     (inf, -inf)
     """
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return math.copysign(math.inf, value)
+    return ctypes.c_float(value).value
 
 
 def lr_at(solver: pb.SolverParameter, iteration: int) -> float:
@@ -172,9 +169,7 @@ def _power(base: float, exponent: float) -> float:
     """Return base^exponent as C's pow() does, which returns infinity or NaN instead of raising."""
     try:
         value = base**exponent
-    except ZeroDivisionError:
-        return math.inf
-    except OverflowError:
+    except (ZeroDivisionError, OverflowError):
         return math.inf
     return math.nan if isinstance(value, complex) else value
 

@@ -314,10 +314,14 @@ def per_axis(
     return tuple(values)
 
 
-def _kernel(param: pb.ConvolutionParameter | pb.PoolingParameter, axes: int) -> tuple[int, ...]:
+def _windows(
+    param: pb.ConvolutionParameter | pb.PoolingParameter, axes: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the kernel size, stride and pad per axis."""
     if axes and not (param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")):
         raise MisfitError("has no kernel_size")
-    return per_axis(param, "kernel_size", axes, 1)
+    kernel = per_axis(param, "kernel_size", axes, 1)
+    return kernel, per_axis(param, "stride", axes, 1), per_axis(param, "pad", axes, 0)
 
 
 def convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -325,8 +329,7 @@ def convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     param, bottom = layer.convolution_param, merge(bottoms)
     channel = canonical_axis(bottom, param.axis)
     size = bottom[channel + 1 :]
-    kernel = _kernel(param, len(size))
-    stride, pad = per_axis(param, "stride", len(size), 1), per_axis(param, "pad", len(size), 0)
+    kernel, stride, pad = _windows(param, len(size))
     dilation = dilations(param, len(size))
     outputs, channels, group = param.num_output, bottom[channel], param.group
     if not outputs:
@@ -373,8 +376,7 @@ def pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     if param.global_pooling:
         pooled: list[Dim] = [1] * len(size)
     else:
-        kernel = _kernel(param, len(size))
-        stride, pad = per_axis(param, "stride", len(size), 1), per_axis(param, "pad", len(size), 0)
+        kernel, stride, pad = _windows(param, len(size))
         for width, around in zip(kernel, pad, strict=True):
             if around >= width:
                 raise MisfitError(f"has pad {around}, not smaller than its kernel_size {width}")
@@ -387,8 +389,7 @@ def im2col(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     param, bottom = layer.convolution_param, bottoms[0]
     channel = canonical_axis(bottom, param.axis)
     size = bottom[channel + 1 :]
-    kernel = _kernel(param, len(size))
-    stride, pad = per_axis(param, "stride", len(size), 1), per_axis(param, "pad", len(size), 0)
+    kernel, stride, pad = _windows(param, len(size))
     dilation = dilations(param, len(size))
     sizes = [conv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
     return [(*bottom[:channel], product([bottom[channel], *kernel]), *sizes)], []

@@ -45,12 +45,20 @@ class StartPoint:
     new_layers: tuple[str, ...] = ()
 
 
-def find_device(gpu: int | None, asked: str, hint: str, place: str, log: Log) -> str:
-    """Return PyTorch's name of the GPU with this number, or of the CPU for None, and log it at a `place`.
+def find_device(
+    flag: str, place: str, log: Log, solver: pb.SolverParameter | None = None, path: str = ""
+) -> str:
+    """Return PyTorch's name of the device that the flag -gpu names, and log it at a `place`.
 
-    Raises InputError, with what `asked` for the GPU, if PyTorch cannot use it.
+    Without the flag, this is the device of the solver in the file `path`, or the CPU without a solver.
+    Raises InputError, with what asked for a GPU, if PyTorch cannot use it.
     """
-    if gpu is None:
+    if flag:
+        gpu, asked, hint = int(flag), f"-gpu {flag}", "leave -gpu out to use the CPU"
+    elif solver is not None and solver.solver_mode == solver.GPU:  # the default
+        gpu, hint = solver.device_id, "write solver_mode: CPU"
+        asked = f"{path}: solver_mode is GPU or missing"
+    else:
         log.info(place, "Use CPU.")
         return "cpu"
     count = torch.cuda.device_count()
@@ -90,13 +98,13 @@ def prepare(
     message, source = train_net(param, path)
     log.info("solver.cpp:153", f"Creating training net from net file: {source}")
     context = DataContext(ranks.rank, ranks.size, seed, rank_seed, log, device)
-    net = RunnableNet(message, source, context, generator, log)
+    net = RunnableNet(message, source, context, generator)
     groups = flatten_params(net, param)
     tests = []
     for index, (message, source) in enumerate(test_nets(param, path)):
         log.info("solver.cpp:249", f"Creating test net (#{index}) specified by net file: {source}")
         context = replace(context, shuffle_seed=seed + index + 1, augment_seed=rank_seed + index + 1)
-        tests.append(RunnableNet(message, source, context, generator, log, net))
+        tests.append(RunnableNet(message, source, context, generator, net))
     log.info("solver.cpp:121", "Solver scaffolding done.")
     solver = Solver(param, net, groups, tests, ranks, requests, log)
     _load_start(solver, start, log)
@@ -174,7 +182,7 @@ def load_test_net(
     param.state.level = level
     param.state.stage.extend(stages)
     context = DataContext(0, 1, 0, 0, log, device)
-    net = RunnableNet(param, model, context, torch.Generator().manual_seed(0), log)
+    net = RunnableNet(param, model, context, torch.Generator().manual_seed(0))
     layers_by_file = {path: copy_weights(net, load_weights(path), path, log) for path in weights}
     check_complete(net, layers_by_file, "give the weights of this net")
     return net

@@ -16,7 +16,6 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from caffe_recipes.caffe import pb
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.ranks import AgreedFailure, Ranks, join_ranks, rank_and_size
 from caffe_recipes.engine.settings import load_solver
@@ -252,26 +251,13 @@ def _run_training(flags: Flags, world: Ranks, requests: SignalRequests, log: Log
         param = load_solver(flags.solver, flags.level, flags.stage.split(","))
         from caffe_recipes.engine import commands  # imports torch, which takes seconds
 
-        device = _find_device(flags, "caffe.cpp:285", log, param)
+        device = commands.find_device(flags.gpu, "caffe.cpp:285", log, param, flags.solver)
         start = commands.StartPoint(_names(flags.weights), flags.snapshot, _names(flags.new_layers))
         solver = commands.prepare(param, flags.solver, start, world, requests, log, device)
     try:
         commands.run(solver, world, log)
     finally:
         solver.close()
-
-
-def _find_device(flags: Flags, place: str, log: Log, solver: pb.SolverParameter | None = None) -> str:
-    """Return the device that -gpu names, or else the solver's: the CPU without a solver."""
-    from caffe_recipes.engine import commands  # imports torch
-
-    if flags.gpu:
-        hint = "leave -gpu out to use the CPU"
-        return commands.find_device(int(flags.gpu), f"-gpu {flags.gpu}", hint, place, log)
-    if solver is not None and solver.solver_mode == solver.GPU:  # the default
-        asked = f"{flags.solver}: solver_mode is GPU or missing"
-        return commands.find_device(solver.device_id, asked, "write solver_mode: CPU", place, log)
-    return commands.find_device(None, "", "", place, log)
 
 
 def _names(listed: str) -> tuple[str, ...]:
@@ -295,7 +281,7 @@ def _test(flags: Flags, log: Log) -> None:
         raise InputError("test", "no model or no weights", "give -model FILE -weights FILE")
     from caffe_recipes.engine import commands  # imports torch
 
-    device = _find_device(flags, "caffe.cpp:465", log)
+    device = commands.find_device(flags.gpu, "caffe.cpp:465", log)
     stages, weights = flags.stage.split(","), flags.weights.split(",")
     net = commands.load_test_net(flags.model, weights, flags.level, stages, log, device)
     with closing(net):
@@ -309,7 +295,7 @@ def _predict(flags: Flags, log: Log) -> None:
     from caffe_recipes.engine import commands  # imports torch
 
     commands.check_output_path(flags.out)
-    device = _find_device(flags, "predict", log)
+    device = commands.find_device(flags.gpu, "predict", log)
     stages, weights = flags.stage.split(","), flags.weights.split(",")
     net = commands.load_test_net(flags.model, weights, flags.level, stages, log, device, flags.source)
     with closing(net):

@@ -23,7 +23,7 @@ from caffe_recipes.caffe.refusals import IMPLICIT_LOSSES, IN_PLACE, bottoms_with
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, select_layers
 from caffe_recipes.engine.data import SOURCES, DataContext, InputLayer, check_data, first_image_shape
 from caffe_recipes.engine.fillers import fill, starting_fillers
-from caffe_recipes.engine.glog import Log, format_number
+from caffe_recipes.engine.glog import format_number
 from caffe_recipes.engine.losses import LOSS_LAYERS, LabelError
 from caffe_recipes.engine.ops import (
     DENSE,
@@ -210,14 +210,13 @@ class RunnableNet:
         path: str,
         context: DataContext,
         generator: Generator,
-        log: Log,
         shared: RunnableNet | None = None,
     ) -> None:
         self.path, self.name = path, param.name
         self.nodes: list[LayerNode] = []
         self.params: list[Param] = []
         self.outputs: list[Output] = []
-        self._log, self._context, self._generator, self._shared = log, context, generator, shared
+        self._log, self._context, self._generator, self._shared = context.log, context, generator, shared
         self._named: dict[str, Param] = {}
         self._blob_index: dict[str, int] = {}
         self._shapes: list[Shape] = []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.weights import blob_shape, blob_values, fits_shape, save_message
+from caffe_recipes.caffe.weights import blob_shape, blob_values, fits_shape, packed_data, save_message
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.ops import format_shape
@@ -168,11 +168,10 @@ def _list_first(names: Iterable[str]) -> str:
 
 
 def _blob_tensor(blob: pb.BlobProto) -> Tensor:
-    """Return a blob's values. Single-precision ones are read in wire format, as in `_fill_blob`."""
+    """Return a blob's values."""
     if blob.double_data:
         return torch.tensor(blob_values(blob), dtype=torch.float32)
-    wire = bytearray(pb.BlobProto(data=blob.data).SerializeToString())
-    return torch.frombuffer(wire, dtype=torch.float32, offset=len(wire) - 4 * len(blob.data))
+    return torch.frombuffer(bytearray(packed_data(blob)), dtype=torch.float32)
 
 
 def _check_shape(path: str, net: str, where: str, wanted: Sequence[int], blob: pb.BlobProto) -> None:

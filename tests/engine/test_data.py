@@ -25,7 +25,7 @@ def make_net(text: str, context: DataContext | None = None, phase: pb.Phase = pb
     param = parse_prototxt(text, pb.NetParameter)
     param.state.phase = phase
     own = context or DataContext(0, 1, 0, 0, QUIET)
-    return RunnableNet(param, "net.prototxt", own, torch.Generator().manual_seed(0), QUIET)
+    return RunnableNet(param, "net.prototxt", own, torch.Generator().manual_seed(0))
 
 
 def data(param: str, transform: str = "", source: str = "lmdb") -> str:

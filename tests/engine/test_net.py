@@ -27,7 +27,7 @@ FEED = DataContext(0, 1, 0, 0, QUIET)
 def make(text: str, phase: pb.Phase = pb.TRAIN, shared: RunnableNet | None = None) -> RunnableNet:
     param = parse_prototxt(text, pb.NetParameter)
     param.state.phase = phase
-    return RunnableNet(param, "net.prototxt", FEED, torch.Generator().manual_seed(0), QUIET, shared)
+    return RunnableNet(param, "net.prototxt", FEED, torch.Generator().manual_seed(0), shared)
 
 
 def dummy(top: str, *dims: int, filler: str = 'type: "gaussian"') -> str:
@@ -484,7 +484,7 @@ def run_random(seed: int, device: str) -> list[Tensor]:
     param = random_net(seed)
     param.state.phase = pb.TRAIN
     generator = torch.Generator().manual_seed(0)
-    net = RunnableNet(param, "net.prototxt", replace(FEED, device=device), generator, QUIET)
+    net = RunnableNet(param, "net.prototxt", replace(FEED, device=device), generator)
     flatten_params(net, pb.SolverParameter(type="SGD"))
     for _ in range(2):
         loss = net.forward()
@@ -517,7 +517,7 @@ def test_random_nets_run_or_are_refused_in_one_line() -> None:
         param = random_net(seed)
         param.state.phase = pb.TRAIN
         try:
-            net = RunnableNet(param, "net.prototxt", FEED, torch.Generator().manual_seed(0), QUIET)
+            net = RunnableNet(param, "net.prototxt", FEED, torch.Generator().manual_seed(0))
             flatten_params(net, pb.SolverParameter(type="SGD"))
             for _ in range(2):
                 loss = net.forward()

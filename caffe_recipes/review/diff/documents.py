@@ -18,13 +18,10 @@ from caffe_recipes.caffe.prototxt import (
     Document,
     decode_prototxt,
     empty_file_error,
-    guess_class,
     parse_document,
 )
 from caffe_recipes.caffe.rates import key_iters, lr_at, step_iters
-from caffe_recipes.caffe.text.parser import parse_text
 from caffe_recipes.caffe.upgrade import upgrade_document
-from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.diff.changes import Change, FileDiff, RateChange
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
@@ -55,16 +52,10 @@ def read_message(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Message
 
     Raises PrototxtError if they are not a prototxt, or hold no field.
     """
-    text = decode_prototxt(data, path, max_bytes)
-    message = guess_class(text, path)()
-    parse_text(text, message, path)
-    if not message.ListFields():
+    document: Document[Message] = parse_document(decode_prototxt(data, path, max_bytes), path)
+    if not document.message.ListFields():
         raise empty_file_error(path)
-    try:
-        return upgrade_document(Document(path, text, message, {}, {})).message
-    except PrototxtError:
-        # Positions of fields take more memory than the message, so they are computed only for an error.
-        return upgrade_document(parse_document(text, path)).message
+    return upgrade_document(document).message
 
 
 def kind_of(message: Message) -> str:

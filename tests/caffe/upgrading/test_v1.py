@@ -10,8 +10,7 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes
-from caffe_recipes.caffe.upgrade import upgrade_net
-from caffe_recipes.caffe.upgrade_old import V1_TYPES
+from caffe_recipes.caffe.upgrade import V1_TYPES, upgrade_net
 
 LENET_2014 = """
 name: "LeNet"
