@@ -94,7 +94,7 @@ def diff(
     comparison = compare_sides(open_sides(sides, rest, max_bytes=options.max_bytes), options)
     if comparison.untracked and not quiet:
         names, are = describe_names(comparison.untracked), plural(len(comparison.untracked), "is", "are")
-        hint = "add with `git add` what you want to compare"
+        hint = "run `git add` on what you want to compare"
         echo(f"not compared: {names} {are} new in the working tree; {hint}", err=True)
     if as_json and not quiet:
         click.echo(render_json(comparison))

@@ -463,13 +463,13 @@ def test_a_new_recipe_that_git_does_not_track_is_named_and_other_new_files_are_n
     (repo / "ignored.prototxt").write_text(NET)
     (repo / ".gitignore").write_text("ignored.*\n")
     monkeypatch.chdir(repo / "nets")
-    hint = "add with `git add` what you want to compare"
-    said = f"not compared: mine.yaml is new in the working tree; {hint}\n"
-    assert call("HEAD") == (0, f"{said}no difference in meaning\n")
+    hint = "run `git add` on what you want to compare"
+    note = f"not compared: mine.yaml is new in the working tree; {hint}\n"
+    assert call("HEAD") == (0, f"{note}no difference in meaning\n")
     assert call("HEAD", "--quiet") == (0, "")
     write(repo / "nets", a=NET, b=NET)
-    said = f"not compared: mine.yaml, nets/a.prototxt, nets/b.prototxt are new in the working tree; {hint}\n"
-    assert call("HEAD") == (0, f"{said}no difference in meaning\n")
+    note = f"not compared: mine.yaml, nets/a.prototxt, nets/b.prototxt are new in the working tree; {hint}\n"
+    assert call("HEAD") == (0, f"{note}no difference in meaning\n")
     monkeypatch.setenv("CAFFE_RECIPES_LIMITS", "git-entries=6")
     write(repo / "nets", c=NET, d=NET, e=NET)
     assert call("HEAD") == (0, "no difference in meaning\n")
