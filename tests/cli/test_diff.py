@@ -445,7 +445,7 @@ def test_one_revision_compares_with_the_tracked_files_of_the_working_tree(repo: 
     code, output = call("HEAD")
     assert code == 1
     assert output.splitlines() == [
-        "not compared: nets/untracked.prototxt is new in the working tree; add with `git add` what you want "
+        "not compared: nets/untracked.prototxt is new in the working tree; run `git add` on what you want "
         "to compare",
         "nets/net.prototxt:",
         "  data: data_param.batch_size 16 -> 8",
