@@ -23,7 +23,7 @@ from caffe_recipes.cluster.hosts import open_all
 from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
 from caffe_recipes.run.context import Run, Setting
 from caffe_recipes.run.events import Branched, Created, Failed, Launch, RunStarted, RunState
-from caffe_recipes.run.journal import JOURNAL, find_open_launches, name_branch
+from caffe_recipes.run.journal import JOURNAL, Journal, find_open_launches, name_branch
 from caffe_recipes.run.phase import note_stop, train
 from caffe_recipes.run.prepare import prepare
 from caffe_recipes.run.process import TrainerProcess
@@ -66,7 +66,7 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
             run.path(f"{folder}/{name}").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFailed(run.path(folder), f"cannot be created: {error.strerror}", "check the disk") from None
-    journal = run.journal.open_branch(run.path(folder) / JOURNAL)
+    journal = Journal(run.path(folder) / JOURNAL, create=True)
     name = name_branch(run.id, phase)
     if not journal.state().id:
         journal.append(Created(setting.recipe.name, name))

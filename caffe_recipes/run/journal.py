@@ -292,7 +292,3 @@ class Journal(JournalFile):
         super()._wait_and_write(line, patience_s)
         if before is not None:
             self._state = fold_journal(line.decode(), self.path, before)
-
-    def open_branch(self, path: Path) -> Journal:
-        """Open the journal of a branch with the same clock, creating it if needed; raises InputError."""
-        return Journal(path, self._clock, create=True)

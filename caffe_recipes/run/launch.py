@@ -222,7 +222,7 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     ranks = RankLogs(folder, run.setting.recipe.cluster.ranks, run.notify)
     tail, log = run.read_log(launch.log), LogFile(run.path(launch.log))
     with ExitStack() as stack:
-        stack.callback(ranks.close)
+        stack.enter_context(ranks)
         stack.callback(ranks.read, log, to_end=True)
         trouble: Trouble | None = None
         unreachable: list[str] = []

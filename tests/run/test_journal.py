@@ -238,7 +238,7 @@ def test_the_launch_of_a_branch_is_found_by_its_own_journal_until_the_run_knows_
     with closing(open_journal(tmp_path)) as journal:
         journal.write("branched", phase="side", folder="branches/side", hosts=["n2"])
         assert find_open_launches(tmp_path, journal.state()) == ()
-        with closing(journal.open_branch(beside / "journal.jsonl")) as branch:
+        with closing(Journal(beside / "journal.jsonl", create=True)) as branch:
             branch.write("launched", **{**LAUNCH, "phase": "side"})
         (launch,) = find_open_launches(tmp_path, journal.state())
         assert launch.phase == "side"
