@@ -26,6 +26,7 @@ from caffe_recipes.review.diff.messages import (
     match_by_keys,
     match_unique,
 )
+from caffe_recipes.review.lint.net_view import trace_blobs
 
 # Fields that name and connect a layer; all others define its function.
 _NAMES = frozenset({"name", "bottom", "top"})
@@ -324,14 +325,12 @@ def _edges(layers: Layers) -> Edges:
     found: Edges = set()
     phases = [phase_of(layer) for layer in layers]
     for phase in ("TRAIN", "TEST"):
-        makers: dict[str, int] = {}
-        for index, layer in enumerate(layers):
-            if phases[index] not in ("", phase):
-                continue
-            for slot, blob in enumerate(layer.bottom):
-                if blob in makers:
-                    found.add((makers[blob], index, slot, phase))
-            makers.update(dict.fromkeys(layer.top, index))
+        places = [place for place, own in enumerate(phases) if own in ("", phase)]
+        flow = trace_blobs((), [layers[place] for place in places])
+        found |= {
+            (places[maker], places[reader], slot, phase)
+            for (reader, slot), (maker, _) in flow.producers.items()
+        }
     return found
 
 

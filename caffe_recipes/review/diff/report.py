@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.columns import Paint, keep_plain
+from caffe_recipes.review.columns import Paint, align_columns, keep_plain
 from caffe_recipes.review.diff import sources
 from caffe_recipes.review.diff.changes import Comparison
 from caffe_recipes.review.diff.compare import compare_files
@@ -141,10 +141,10 @@ def _old_to_new(change: Change, paint: Paint) -> str:
 
 
 def _rate_lines(rates: Sequence[RateChange]) -> Iterator[str]:
-    width = max((len(rate.name) for rate in rates), default=0)
-    for part, row in groupby(rates, key=lambda rate: rate.part):
+    table = align_columns([(rate.name, _rate_text(rate)) for rate in rates])
+    for part, row in groupby(zip(rates, table, strict=True), key=lambda pair: pair[0].part):
         yield f"the rate of {part}:" if part else "the rate:"
-        yield from (f"  {rate.name.ljust(width)}  {_rate_text(rate)}" for rate in row)
+        yield from (f"  {line}" for _, line in row)
 
 
 def _rate_text(rate: RateChange) -> str:

@@ -423,14 +423,13 @@ def _shade(axes: Axes, stretches: Sequence[Stretch]) -> None:
 
 def _scale_rates(axes: Axes, curves: Sequence[Sequence[Curve]], *, log: bool) -> None:
     highest = max(map(_highest, curves)) or 1.0
-    axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
-    if not log:
-        axes.set_ylim(0, highest * 1.12)
-        return
-    # A rate that falls to 0 would need an infinite axis; four decades cover every rate that matters.
-    lowest = min((rate for curve in chain(*curves) for rate in curve.rates if rate > 0), default=highest)
-    axes.set_yscale("log")
-    axes.set_ylim(max(lowest, highest * 1e-4) * 0.8, highest * 2.5)
+    bottom, top = 0.0, highest * 1.12
+    if log:
+        # A rate that falls to 0 would need an infinite axis; four decades cover every rate that matters.
+        lowest = min((rate for curve in chain(*curves) for rate in curve.rates if rate > 0), default=highest)
+        bottom, top = max(lowest, highest * 1e-4) * 0.8, highest * 2.5
+        axes.set_yscale("log")
+    axes.set_ylim(bottom, top)
     axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
 
 

@@ -82,7 +82,7 @@ class PhaseNet:
     @cached_property
     def flow(self) -> Flow:
         """The producer and the readers of each blob."""
-        return _trace_blobs(self.net.input, self.layers)
+        return trace_blobs(self.net.input, self.layers)
 
     @cached_property
     def has_data(self) -> bool:
@@ -138,9 +138,9 @@ class PhaseNet:
             found |= producer
         return frozenset(found)
 
-    def layers_above(self, layer: int) -> Iterator[int]:
-        """Yield the layers from the one above a layer up to the data, along first bottoms."""
-        producer = self.producer(layer, 0)
+    def layers_above(self, layer: int, bottom: int = 0) -> Iterator[int]:
+        """Yield the layers from the one that produces a bottom up to the data, along first bottoms."""
+        producer = self.producer(layer, bottom)
         while producer is not None and producer[0] >= 0:
             yield producer[0]
             producer = self.producer(producer[0], 0)
@@ -221,7 +221,8 @@ def _select_phase(net: pb.NetParameter, phase: int, stages: tuple[str, ...]) -> 
     return PhaseNet(net, phase, stages, tuple(indexes), tuple(layers))
 
 
-def _trace_blobs(inputs: Iterable[str], layers: Sequence[pb.LayerParameter]) -> Flow:
+def trace_blobs(inputs: Iterable[str], layers: Sequence[pb.LayerParameter]) -> Flow:
+    """Return the producer and the readers of each blob of the layers of one phase, by their places here."""
     latest: dict[str, Blob] = {name: (-1, index) for index, name in enumerate(inputs)}
     producers: dict[tuple[int, int], Blob] = {}
     readers: dict[Blob, list[tuple[int, int]]] = {blob: [] for blob in latest.values()}

@@ -604,16 +604,15 @@ def _check_zero_start(phase: PhaseNet) -> Iterator[Finding]:
 
 def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
     """Return whether the normalization at the end of a branch starts at 0; None if there is none."""
-    blob, zero, normed = phase.producer(i, b), False, False
-    while blob is not None and blob[0] >= 0:
-        layer = phase.layers[blob[0]]
+    zero = normed = False
+    for above in phase.layers_above(i, b):
+        layer = phase.layers[above]
         if layer.type not in ("BatchNorm", "Scale"):
             break
         block = layer.batch_norm_param if layer.type == "BatchNorm" else layer.scale_param
         filler = block.filler
         zero |= block.HasField("filler") and filler.type == "constant" and filler.value == 0
         normed |= layer.type == "BatchNorm"
-        blob = phase.producer(blob[0], 0)
     return zero if normed else None
 
 
