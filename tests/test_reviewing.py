@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import click
 import pytest
 import yaml
 
-from caffe_recipes.cli.main import COMMANDS
+from caffe_recipes.cli.main import COMMANDS, commands
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = (ROOT / "docs" / "reviewing.md").read_text()
@@ -21,9 +20,8 @@ CALLS = sorted(set(re.findall(rf"caffe-recipes ((?:{'|'.join(COMMANDS)})\b[^\n`\
 
 
 def command_of(name: str) -> click.Command:
-    lazy = COMMANDS[name]
-    command = getattr(import_module(lazy.module), lazy.attribute)
-    assert isinstance(command, click.Command)
+    command = commands.get_command(click.Context(commands), name)
+    assert command is not None
     return command
 
 

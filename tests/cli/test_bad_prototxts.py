@@ -6,14 +6,13 @@ import os
 import resource
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from caffe_recipes.cli.main import COMMANDS as CLI_COMMANDS
+from caffe_recipes.cli.main import commands
 from caffe_recipes.errors import InputError
 
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
@@ -105,8 +104,8 @@ def test_every_command_refuses_in_the_same_words(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("good").write_text(SOLVER)
-    entry = CLI_COMMANDS[command[0]]
-    reader: click.Command = getattr(import_module(entry.module), entry.attribute)
+    reader = commands.get_command(click.Context(commands), command[0])
+    assert reader is not None
     for name, (content, said) in BAD.items():
         Path(f"{name}.prototxt").write_bytes(content)
         done = CliRunner().invoke(reader, [*command[1:], f"{name}.prototxt"])

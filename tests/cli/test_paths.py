@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import click
@@ -40,8 +39,9 @@ NO_PATHS = {
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
-    for name, lazy in COMMANDS.items():
-        command = getattr(import_module(lazy.module), lazy.attribute)
+    for name in COMMANDS:
+        command = commands.get_command(click.Context(commands), name)
+        assert command is not None
         inner = command.commands if isinstance(command, click.Group) else {}
         yield from ((f"{name} {word}", one) for word, one in inner.items())
         yield name, command
