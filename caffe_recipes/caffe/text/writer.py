@@ -262,11 +262,11 @@ def _commented_block(
     inner = _body(message, f"{path}.", f"{indent}  ", queue, comment, plain)
     beside, closing = _beside(comment.beside), _beside(comment.closing)
     if queue.written == before and not comment.below and not (beside and closing):
-        inline = f"{indent}{' '.join([name, '{', *(line.strip() for line in inner), '}'])}"
-        if comment.is_inline and len(inline) <= _INLINE_WIDTH:
-            return [f"{inline}{beside}{closing}"]
-        if not inner or _is_one_scalar(inner):
-            return [f"{inline}{beside}{closing}"]
+        is_short = not inner or _is_one_scalar(inner)
+        if is_short or comment.is_inline:
+            inline = f"{indent}{' '.join([name, '{', *(line.strip() for line in inner), '}'])}"
+            if is_short or len(inline) <= _INLINE_WIDTH:
+                return [f"{inline}{beside}{closing}"]
     return [f"{indent}{name} {{{beside}", *inner, f"{indent}}}{closing}"]
 
 
