@@ -230,7 +230,7 @@ def test_a_file_s_format_is_known_by_its_ending() -> None:
 def touching(figure: Figure) -> list[str]:
     """What each text inside an axes touches: a line, a marker, the frame, or another text."""
     canvas = FigureCanvasAgg(figure)
-    figure.draw_without_rendering()  # type: ignore[no-untyped-call]
+    figure.draw_without_rendering()
     found = []
     for axes in figure.axes:
         texts = [text for text in axes.texts if text.get_text()]
