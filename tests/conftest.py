@@ -18,6 +18,9 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Tests run side by side: an OpenMP thread that waits must not keep the processor from the one it waits
+    # for. The library reads this as torch loads it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -83,7 +83,7 @@ def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
         raise PrototxtError(
             "", "a comment cannot be beside the file", "give it a field's path, or put it above"
         )
-    body = _body(message, "", "", queue, file)
+    body = _body(message, "", "", queue, file, _plain_body)
     head = [*_comment_lines(file.above, ""), *([""] if file.above and body else [])]
     for path in queue.pending:
         hint = did_you_mean(path, _paths(message, ""), "attach it to a field that is set")
@@ -92,11 +92,15 @@ def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
 
 
 class _CommentQueue:
-    """The comments that are still to be written, and the number of comments with text already written."""
+    """The comments that are still to be written, and the number of comments with text already written.
+
+    `blocks` has the prefix of each block with a comment inside; that of the file itself is "".
+    """
 
     def __init__(self, comments: Mapping[str, Comment]) -> None:
         self.pending = dict(comments)
         self.written = 0
+        self.blocks = {path[: dot.end()] for path in comments for dot in re.finditer(r"^|\.", path)}
 
     def pop(self, path: str) -> Comment:
         comment = self.pending.pop(path, _NO_COMMENT)
@@ -159,7 +163,8 @@ def _shortest_float32(value: float) -> str:
 
 # How to write a field: its rank, its name, whether it is repeated, and the functions that return the text of
 # a scalar (None for a message) and the lines of a message.
-_FieldFormat = tuple[int, str, bool, Callable[[Any], str] | None, Callable[[Any, str], list[str]]]
+_LinesOf = Callable[[Any, str], list[str]]
+_FieldFormat = tuple[int, str, bool, Callable[[Any], str] | None, _LinesOf]
 
 
 @functools.cache
@@ -172,7 +177,7 @@ def _field_formats(message: Descriptor) -> dict[int, _FieldFormat]:
     }
 
 
-def _lines_of(field: FieldDescriptor) -> Callable[[Any, str], list[str]]:
+def _lines_of(field: FieldDescriptor) -> _LinesOf:
     is_layer = field.message_type is not None and field.message_type.name == "LayerParameter"
     return _layer_body if is_layer else _plain_body
 
@@ -210,14 +215,18 @@ def _paths(message: Message, prefix: str) -> Iterator[str]:
                 yield from _paths(item, f"{path}.")
 
 
-def _body(message: Message, prefix: str, indent: str, queue: _CommentQueue, around: Comment) -> list[str]:
+def _body(
+    message: Message, prefix: str, indent: str, queue: _CommentQueue, around: Comment, plain: _LinesOf
+) -> list[str]:
     """Return the lines of a message and the comments below them, removing what is written from `queue`.
 
-    `around` is the comment of the block or file that contains the message.
+    `around` is the comment of the block or file that contains the message. `plain` returns the message's
+    lines, for one with no comment inside.
     """
-    lines = [] if queue.pending else _plain_body(message, indent)
+    is_plain = prefix not in queue.blocks
+    lines = plain(message, indent) if is_plain else []
     after = False
-    for (_, name, is_repeated, text_of, _), value in _in_order(message) if queue.pending else ():
+    for (_, name, is_repeated, text_of, lines_of), value in () if is_plain else _in_order(message):
         for index, item in enumerate(value if is_repeated else (value,)):
             path = f"{prefix}{name}[{index}]" if is_repeated else f"{prefix}{name}"
             comment = queue.pop(path)
@@ -225,7 +234,7 @@ def _body(message: Message, prefix: str, indent: str, queue: _CommentQueue, arou
                 lines.append("")
             lines += _comment_lines(comment.above, indent)
             if text_of is None:
-                lines += _commented_block(name, item, path, indent, queue, comment)
+                lines += _commented_block(name, item, path, indent, queue, comment, lines_of)
             elif comment.below or comment.closing:
                 raise PrototxtError(
                     path, "has a comment below it, but is not a block", "put the comment above"
@@ -240,18 +249,24 @@ def _body(message: Message, prefix: str, indent: str, queue: _CommentQueue, arou
 
 
 def _commented_block(
-    name: str, message: Message, path: str, indent: str, queue: _CommentQueue, comment: Comment
+    name: str,
+    message: Message,
+    path: str,
+    indent: str,
+    queue: _CommentQueue,
+    comment: Comment,
+    plain: _LinesOf,
 ) -> list[str]:
     """Return a block with its comments; it stays on one line if it fits and has no comment inside."""
     before = queue.written
-    inner = _body(message, f"{path}.", f"{indent}  ", queue, comment)
+    inner = _body(message, f"{path}.", f"{indent}  ", queue, comment, plain)
     beside, closing = _beside(comment.beside), _beside(comment.closing)
     if queue.written == before and not comment.below and not (beside and closing):
-        inline = f"{indent}{' '.join([name, '{', *(line.strip() for line in inner), '}'])}"
-        if comment.is_inline and len(inline) <= _INLINE_WIDTH:
-            return [f"{inline}{beside}{closing}"]
-        if not inner or _is_one_scalar(inner):
-            return [f"{inline}{beside}{closing}"]
+        is_short = not inner or _is_one_scalar(inner)
+        if is_short or comment.is_inline:
+            inline = f"{indent}{' '.join([name, '{', *(line.strip() for line in inner), '}'])}"
+            if is_short or len(inline) <= _INLINE_WIDTH:
+                return [f"{inline}{beside}{closing}"]
     return [f"{indent}{name} {{{beside}", *inner, f"{indent}}}{closing}"]
 
 
