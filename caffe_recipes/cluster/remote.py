@@ -15,7 +15,7 @@ import hashlib
 import posixpath
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +30,9 @@ from caffe_recipes.files import reading
 from caffe_recipes.limits import limit
 
 Program = Literal["facts", "node", "ranks", "trial", "watch"]
+Part = Literal["manage", "prelude", "processes"]
+# What is sent between the prelude and a program, which uses its functions or is used by them.
+_SENT_BEFORE: Mapping[Program, Part] = {"facts": "processes", "node": "manage", "ranks": "processes"}
 # A function that runs an argv on a host, with a limit in seconds.
 Run = Callable[[Host, Sequence[str], float], Completed]
 
@@ -43,15 +46,15 @@ class NodeRefusal(HostFailed):
 
 
 @cache
-def program_text(name: Program | Literal["prelude", "manage"]) -> str:
-    """Return the text of a program in `sh/`."""
+def program_text(name: Program | Part) -> str:
+    """Return the text of a program in `sh/`, or of a part that is sent before some of them."""
     return resources.files(__package__).joinpath("sh", f"{name}.sh").read_text("utf-8")
 
 
 def full_program_text(program: Program) -> str:
     """Return the complete shell text that is sent to a host for a program."""
-    preceding = program_text("prelude") + (program_text("manage") if program == "node" else "")
-    return preceding + program_text(program)
+    before = program_text(_SENT_BEFORE[program]) if program in _SENT_BEFORE else ""
+    return program_text("prelude") + before + program_text(program)
 
 
 def call(

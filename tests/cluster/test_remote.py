@@ -16,6 +16,7 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import (
     Conversation,
     NodeRefusal,
+    Part,
     Program,
     ask_node,
     call,
@@ -32,7 +33,7 @@ LAUNCH = "0123456789abcdef"
 
 def test_every_program_is_a_file_and_every_file_a_program() -> None:
     files = {path.name for path in resources.files("caffe_recipes.cluster").joinpath("sh").iterdir()}
-    assert files == {f"{name}.sh" for name in (*get_args(Program), "manage", "prelude")}
+    assert files == {f"{name}.sh" for name in (*get_args(Program), *get_args(Part))}
 
 
 @pytest.mark.parametrize("name", get_args(Program))

@@ -66,37 +66,19 @@ look_at_program() {
     say program "$kind"
 }
 
-# Reports the running ranks, as `RANK PID LAUNCH USER`, of all users whose processes we can read. They are read as in ranks.sh: by
-# one `tail` for all, and so that a line break within a value does not start a new entry.
+# Reports the running ranks, as `RANK PID LAUNCH USER`, of all users whose processes we can read.
 list_ranks() {
-    newline='
-'
-    IFS=$newline process='' found='' files=''
+    IFS=$newline files=''
     for folder in /proc/[0-9]*; do
         if [ -r "$folder/environ" ]; then files="$files$newline$folder/environ"; fi
     done
     set -f
-    # shellcheck disable=SC2086
-    for entry in $(tail -v -c +1 -- /dev/null $files 2>/dev/null | tr '\0' '\n'); do
-        case $entry in
-        '==> /proc/'*'/environ <==') process=${entry#'==> /proc/'} process=${process%%/*} ;;
-        CAFFE_RECIPES_LAUNCH=*) case $newline$found in *"$newline$process$newline"*) ;; *) found="$found$process$newline" ;; esac ;;
-        esac
-    done
-    for pid in $found; do
-        launch='' rank='' step='' slurm='' comm=''
-        for entry in $( (tr '\n\0' '\1\n' <"/proc/$pid/environ") 2>/dev/null); do
-            case $entry in
-            CAFFE_RECIPES_LAUNCH=*) launch=${launch:-"${entry#*=}"} ;;
-            PMI_RANK=* | PMIX_RANK=* | OMPI_COMM_WORLD_RANK=*) rank=${entry#*=} ;;
-            SLURM_PROCID=*) slurm=${entry#*=} ;;
-            SLURM_STEP_ID=*) step=1 ;;
-            esac
-        done
+    find_candidates "$files" ''
+    for pid in $candidates; do
+        comm=''
         { read -r comm <"/proc/$pid/comm"; } 2>/dev/null
-        case $comm in hydra_* | mpiexec* | mpirun* | srun | ibrun | orted | prted | orterun | prterun) continue ;; esac
-        rank=${rank:-${step:+$slurm}}
-        case $rank in '' | *[!0-9]* | ?????????*) continue ;; esac
+        read_launch "$pid" "$comm"
+        [ -n "$rank" ] || continue
         case $launch in '' | *[!A-Za-z0-9._/-]*) ;; *) say "rank $rank $pid $launch $(clean "$(user_of "/proc/$pid")")" ;; esac
     done
 }

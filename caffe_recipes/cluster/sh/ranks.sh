@@ -3,8 +3,6 @@
 # Our processes are identified only by an entry in their environment. Process ids are reused, so a process is identified
 # by its id and its start time, which are checked again before every signal.
 set -f
-newline='
-'
 IFS=$newline
 
 # Sets comm, state, parent, session, ticks, started and pages of a process; fails if there is none. comm can be any text.
@@ -23,55 +21,25 @@ read_stat() {
 
 is_alive() { read_stat "$1" && [ "$started" = "$2" ] && [ "$state" != Z ] && [ "$state" != X ]; }
 
-# Sets launch and rank, after read_stat; fails if it is not the requested launch. A line break within a value becomes \1,
-# so that no value can look like an entry. Launchers are not ranks, though Slurm numbers batch scripts and proxies, too.
+# Sets launch and rank, after read_stat; fails if it is not the requested launch.
 read_environment() {
-    launch='' pmi='' pmix='' slurm='' step='' open=''
-    for entry in $( (tr '\n\0' '\1\n' <"/proc/$1/environ") 2>/dev/null); do
-        case $entry in
-        CAFFE_RECIPES_LAUNCH=*) launch=${launch:-"=${entry#*=}"} ;;
-        PMI_RANK=*) pmi=${entry#*=} ;;
-        PMIX_RANK=*) pmix=${entry#*=} ;;
-        SLURM_PROCID=*) slurm=${entry#*=} ;;
-        SLURM_STEP_ID=*) step=1 ;;
-        OMPI_COMM_WORLD_RANK=*) open=${entry#*=} ;;
-        esac
-    done
-    launch=${launch#=}
+    read_launch "$1" "$comm"
+    rank=${rank:--}
     case $launch in "$asked" | "$asked"/*) ;; *) return 1 ;; esac
     case ${launch#"$run"} in '' | /?*) ;; *) return 1 ;; esac
     case ${launch#"$run/"} in *[!A-Za-z0-9._-]*) return 1 ;; esac
-    rank=${pmi:-${pmix:-${step:+$slurm}}}
-    rank=${rank:-$open}
-    case $comm in hydra_* | mpiexec* | mpirun* | srun | ibrun | orted | prted | orterun | prterun) rank='' ;; esac
-    case $rank in *[!0-9]* | ?????????*) rank='' ;; esac
-    rank=${rank:--}
 }
 
-# Sets candidates: our processes that may belong to the requested launch, except those that $1 lists as ` PID:`. One `tail`
-# reads them all, since a fork for each would be slow.
-find_candidates() {
-    candidates='' near='' files=''
+# Calls $1 for every process of this launch, with its variables set, except for the processes that $2 lists as ` PID:`.
+for_each() {
+    files=''
     set +f
     for folder in /proc/[0-9]*; do
         [ -O "$folder" ] || continue
-        case $1 in *" ${folder#/proc/}:"*) ;; *) files="$files$newline$folder/environ" ;; esac
+        case ${2-} in *" ${folder#/proc/}:"*) ;; *) files="$files$newline$folder/environ" ;; esac
     done
     set -f
-    # shellcheck disable=SC2086
-    for entry in $(tail -v -c +1 -- /dev/null $files 2>/dev/null | tr '\0' '\n'); do
-        case $entry in
-        '==> /proc/'*'/environ <==') near=${entry#'==> /proc/'} near=${near%%/*} ;;
-        CAFFE_RECIPES_LAUNCH="$asked"*)
-            case $newline$candidates in *"$newline$near$newline"*) ;; *) candidates="$candidates$near$newline" ;; esac
-            ;;
-        esac
-    done
-}
-
-# Calls $1 for every process of this launch, with its variables set, except for the processes that $2 lists.
-for_each() {
-    find_candidates "${2-}"
+    find_candidates "$files" "$asked"
     for pid in $candidates; do
         read_stat "$pid" && [ "$session" != "$our_session" ] && read_environment "$pid" && "$1"
     done
