@@ -6,14 +6,15 @@ crashes on `host:x`, rejects a comment after a host, counts a host that appears 
 reuses hosts if there are too few; here each of these is a one-line error that names the place.
 
 ClusterShell's NodeSet is a set: it sorts, and drops duplicates. The order of hosts determines the order of
-ranks, so each piece is expanded separately, and duplicates are kept for the caller to check.
+ranks, so entries are expanded here, and duplicates are kept for the caller to check.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
@@ -84,20 +85,15 @@ def expand_entry(entry: str, where: str | Path) -> tuple[str, ...]:
         raise InputError(where, f"{entry[:80]!r} is not a host", explain_bad_host_name(entry, _LIST_HINT))
     if len(pieces) == 1:
         return (entry,)
-    brackets = [[_check_range(item, entry, where) for item in bracket.split(",")] for bracket in pieces[1::2]]
-    total = 1
-    for bracket in brackets:
-        total *= sum(count for _, count in bracket)
-    if total > MAX_HOSTS:
+    brackets = [[_parse_range(item, entry, where) for item in bracket.split(",")] for bracket in pieces[1::2]]
+    if math.prod(sum(len(numbers) for numbers, _ in bracket) for bracket in brackets) > MAX_HOSTS:
         raise _too_many(where, entry)
-    hosts: list[str] = []
-    for choice in itertools.product(*brackets):
-        folded = "".join(
-            text + (f"[{item[0]}]" if item else "")
-            for text, item in itertools.zip_longest(pieces[::2], choice)
-        )
-        hosts += _expand(folded, entry, where)
-    return tuple(hosts)
+    choices = [[str(n).zfill(width) for numbers, width in bracket for n in numbers] for bracket in brackets]
+    texts = pieces[::2]
+    return tuple(
+        "".join(map("".join, itertools.zip_longest(texts, chosen, fillvalue="")))
+        for chosen in itertools.product(*choices)
+    )
 
 
 def fold_hosts(hosts: Sequence[str]) -> str:
@@ -151,8 +147,8 @@ def _with_digits(pieces: list[str]) -> list[str]:
     return ["0" if index % 2 else piece for index, piece in enumerate(pieces)]
 
 
-def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
-    """Return a range unchanged, with the number of its hosts. Raises InputError if it is malformed."""
+def _parse_range(item: str, entry: str, where: str | Path) -> tuple[range, int]:
+    """Return the numbers of a range, and how many digits they have at least. Raises InputError."""
     found = _RANGE.fullmatch(item)
     if found is None:
         raise InputError(where, f"{item[:40]!r} in {entry[:80]!r} is not a range", _LIST_HINT)
@@ -162,18 +158,7 @@ def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
     padded = any(len(number or "") > 1 and number[0] == "0" for number in (found[1], found[2]))
     if padded and found[2] and len(found[2]) != len(found[1]):
         raise InputError(where, f"range {item} has numbers of different widths", _LIST_HINT)
-    return item, (last - first) // step + 1
-
-
-def _expand(folded: str, entry: str, where: str | Path) -> Iterator[str]:
-    """Expand a node list with one range per bracket, for which NodeSet preserves the order."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-    try:
-        yield from (str(host) for host in NodeSet(folded, resolver=RESOLVER_NOGROUP))
-    except NodeSetException as error:
-        reason = " ".join(str(error).split())
-        raise InputError(where, f"{entry[:80]!r} is not a node list: {reason[:120]}", _LIST_HINT) from None
+    return range(first, last + 1, step), len(found[1])
 
 
 def _comes_after(previous: str, host: str) -> bool:
