@@ -1,5 +1,7 @@
 """Build the argv and environment of the programs that start ranks: mpiexec.hydra, srun and ibrun.
 
+`RankExitReader` finds in their output why ranks ended.
+
 Hydra starts `ssh -x` with the user's own configuration. Even without a terminal, this ssh would prompt for
 passwords through SSH_ASKPASS in a graphical session, and add host keys if ~/.ssh/config sets
 StrictHostKeyChecking to `accept-new` or `no`. `ssh_environment` makes it strict: no prompts, no new host
@@ -8,7 +10,9 @@ keys, no agent forwarding.
 
 from __future__ import annotations
 
+import re
 import shlex
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -276,3 +280,129 @@ def ssh_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _starts_ssh(environment: Mapping[str, str], programs: tuple[str, ...]) -> bool:
     starter = next((environment[name] for name in programs if environment.get(name)), None)
     return starter == "ssh" if starter else not any(environment.get(name) for name in _BATCH_SYSTEMS)
+
+
+# MPICH's hydra names the host, and the process of its first rank; Intel's names the rank that ended.
+_FAILED_RANK = re.compile(r"= +(?:RANK (\d{1,7}) )?PID \d+ RUNNING AT (\S{1,253})")
+_EXIT_CODE = re.compile(r"= +EXIT CODE: (\d{1,5})\b.*")
+_INTEL_SIGNAL = re.compile(r"= +KILLED BY SIGNAL: (\d{1,3})\b.*")
+_EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ((.+) \(signal (\d{1,3})\)|.+)")
+_SRUN = re.compile(
+    r"srun: error: (\S{1,253}): (?:task (\d{1,7})|tasks? [][\d,-]+): (.{1,100}?)(?: \(core dumped\))?"
+)
+_CANCELLED = re.compile(r"slurmstepd: error: \*\*\* .*CANCELLED AT .*")
+# What OpenSSH's client, and the remote shell, print if hydra's proxy cannot be started.
+_NOT_STARTED = re.compile(
+    r"ssh: .+|Host key verification failed\.|(?:\S+: )?Permission denied \(.+\)\.?|"
+    r"(?:kex_exchange_identification|ssh_exchange_identification|banner exchange): .+|"
+    r"Connection (?:closed|reset) by .+|Connection timed out during banner exchange|"
+    r"(?:Received disconnect from|Unable to negotiate with|Bad owner or permissions on) .+|"
+    r"Host key for \S+ has changed and you have requested strict checking\.|"
+    r"No .+ host key is known for \S+ and you have requested strict checking\.|"
+    r".*(?:pmi_proxy|hydra_\w{0,30}proxy)\S{0,99}: (?:.*[Nn]ot found|No such file or directory|"
+    r"Permission denied|error while loading shared libraries.*|[Cc]annot execute.*|Is a directory)"
+)
+_MAX_LINE_LENGTH = 300
+_MAX_ERROR_LENGTH = 2000  # of a line that may be matched; a rank can print any line
+_MAX_LINES = 100
+_OUT_OF_MEMORY = "Out Of Memory"
+# Without hydra's exit string, an exit code may be the rank's own, so only codes that programs rarely use
+# are taken for signals.
+_SIGNAL_NAMES = {number: (signal.strsignal(number) or "").lower() for number in (4, 6, 7, 8, 9, 11, 15)}
+_SIGNAL_NAMES[9] = "out of memory?"
+_SIGNAL_BY_TEXT = {signal.strsignal(number): number for number in _SIGNAL_NAMES}
+
+
+class RankExitReader:
+    """Reads from a launcher's output which rank ended first, and how; this ends the other ranks, too.
+
+    >>> ends = RankExitReader()
+    >>> ends.feed("srun: error: node2: task 3: Killed")
+    >>> ends.cause
+    'node2: rank 3 was killed by signal 9 (out of memory?)'
+    """
+
+    def __init__(self) -> None:
+        """Start before the first line of output."""
+        self.exit_string = ""  # what hydra printed when a signal has killed a rank
+        self._host = self._string = self._by_slurm = ""
+        self._rank: str | None = None
+        self._code: int | None = None
+        self._signal: int | None = None
+        self._is_cancelled = False
+        self.not_started: list[str] = []  # distinct error lines from ssh
+
+    def feed(self, line: str) -> None:
+        """Process the next line, without its rank label."""
+        is_error = len(line) <= _MAX_ERROR_LENGTH and _NOT_STARTED.fullmatch(line) is not None
+        if is_error and line[:_MAX_LINE_LENGTH] not in self.not_started[-_MAX_LINES:]:
+            self.not_started = [*self.not_started[-_MAX_LINES:], line[:_MAX_LINE_LENGTH]]
+        if not line.startswith(("=", "YOUR APPLICATION", "srun: error: ", "slurmstepd: error: ")):
+            return
+        if found := _FAILED_RANK.fullmatch(line):
+            if not self._host:
+                self._rank, self._host = found.groups()
+        elif found := _EXIT_CODE.fullmatch(line):
+            self._code = int(found[1]) if self._code is None else self._code
+        elif found := _INTEL_SIGNAL.fullmatch(line):
+            self._signal = self._signal or int(found[1])
+        elif found := _EXIT_STRING.fullmatch(line):
+            self.exit_string, string, combined = found.groups()
+            if string:
+                self._string = string
+                self._signal = self._signal or _pick_signal(self._code, int(combined))
+        elif _CANCELLED.fullmatch(line):  # all ranks are ended, and srun reports each
+            self._is_cancelled = True
+        elif (found := _SRUN.fullmatch(line)) and not self._is_cancelled:
+            self._read_srun(*found.groups())
+
+    @property
+    def cause(self) -> str:
+        """A sentence with the host where a rank was ended, and the signal; "" if the launcher names none."""
+        if self._by_slurm or not self._host:
+            return self._by_slurm
+        number = self._signal
+        if number is None and self._string:
+            who = _name_rank(self._host, self._rank)
+            return f"{who} was killed by a signal (the launcher reported: {self._string})"
+        if (
+            number is None
+            and self._code is not None
+            and self._code % 128 in _SIGNAL_NAMES
+            and self._code < 256
+        ):
+            number = self._code % 128
+        return _describe(self._host, self._rank, number) if number is not None else ""
+
+    def _read_srun(self, host: str, rank: str | None, word: str) -> None:
+        if word == _OUT_OF_MEMORY:
+            cause = f"{_name_rank(host, rank)} was killed: out of memory"
+        elif word in _SIGNAL_BY_TEXT:
+            cause = _describe(host, rank, _SIGNAL_BY_TEXT[word])
+        else:
+            return
+        self._by_slurm = self._by_slurm or cause
+
+
+def _name_rank(host: str, rank: str | None) -> str:
+    return f"{host}: a rank" if rank is None else f"{host}: rank {rank}"
+
+
+def _describe(host: str, rank: str | None, number: int) -> str:
+    name = _SIGNAL_NAMES.get(number)
+    return f"{_name_rank(host, rank)} was killed by signal {number}" + (f" ({name})" if name else "")
+
+
+def _pick_signal(code: int | None, combined: int) -> int | None:
+    """Return the signal that ended the first rank; None if hydra's two numbers are ambiguous.
+
+    `code` is the exit code of the host's first rank, which may come from the SIGKILL that hydra sends to all
+    ranks once one has died. `combined` is the bitwise or of the signals of all ranks on the host.
+
+    >>> _pick_signal(6, 15), _pick_signal(9, 11), _pick_signal(9, 9), _pick_signal(9, 15)
+    (6, 11, 9, None)
+    """
+    own = (code or 0) % 128
+    if own and own != signal.SIGKILL:
+        return own
+    return combined if combined in (signal.SIGKILL, signal.SIGSEGV) or not combined & signal.SIGKILL else None

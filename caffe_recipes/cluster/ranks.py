@@ -1,7 +1,9 @@
-"""Find a run's ranks on its hosts, request a snapshot from rank 0, end all ranks, and find why ranks ended.
+"""Find, signal, end and monitor a run's ranks on its hosts, and find the one that holds the others up.
 
 A rank is identified only by LAUNCH_VARIABLE in its environment, which it inherits from the launcher.
-`ranks.sh` is the part that runs on the hosts. `RankExitReader` parses the launcher's output.
+`ranks.sh` is the part that runs on the hosts. During a launch, its verb `beat` keeps running on each host and
+answers every few seconds with a pulse: the state of each rank there. A broken connection is reopened until
+the host answers.
 """
 
 from __future__ import annotations
@@ -10,15 +12,19 @@ import base64
 import binascii
 import os
 import re
-import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Literal, TypeVar
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import try_each
-from caffe_recipes.cluster.remote import call, call_to_end, unreadable
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.cluster.remote import Conversation, call, call_to_end, unreadable
+from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.wording import describe_count, plural
 
 LAUNCH_VARIABLE = "CAFFE_RECIPES_LAUNCH"
 # A process that survives SIGKILL for this long hangs in the kernel, usually because a disk does not respond.
@@ -164,127 +170,350 @@ def _ancestors(by_pid: dict[int, RankProcess], pid: int) -> set[int]:
     return found
 
 
-# MPICH's hydra names the host, and the process of its first rank; Intel's names the rank that ended.
-_FAILED_RANK = re.compile(r"= +(?:RANK (\d{1,7}) )?PID \d+ RUNNING AT (\S{1,253})")
-_EXIT_CODE = re.compile(r"= +EXIT CODE: (\d{1,5})\b.*")
-_INTEL_SIGNAL = re.compile(r"= +KILLED BY SIGNAL: (\d{1,3})\b.*")
-_EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ((.+) \(signal (\d{1,3})\)|.+)")
-_SRUN = re.compile(
-    r"srun: error: (\S{1,253}): (?:task (\d{1,7})|tasks? [][\d,-]+): (.{1,100}?)(?: \(core dumped\))?"
-)
-_CANCELLED = re.compile(r"slurmstepd: error: \*\*\* .*CANCELLED AT .*")
-# What OpenSSH's client, and the remote shell, print if hydra's proxy cannot be started.
-_NOT_STARTED = re.compile(
-    r"ssh: .+|Host key verification failed\.|(?:\S+: )?Permission denied \(.+\)\.?|"
-    r"(?:kex_exchange_identification|ssh_exchange_identification|banner exchange): .+|"
-    r"Connection (?:closed|reset) by .+|Connection timed out during banner exchange|"
-    r"(?:Received disconnect from|Unable to negotiate with|Bad owner or permissions on) .+|"
-    r"Host key for \S+ has changed and you have requested strict checking\.|"
-    r"No .+ host key is known for \S+ and you have requested strict checking\.|"
-    r".*(?:pmi_proxy|hydra_\w{0,30}proxy)\S{0,99}: (?:.*[Nn]ot found|No such file or directory|"
-    r"Permission denied|error while loading shared libraries.*|[Cc]annot execute.*|Is a directory)"
-)
-_MAX_LINE_LENGTH = 300
-_MAX_ERROR_LENGTH = 2000  # of a line that may be matched; a rank can print any line
-_MAX_LINES = 100
-_OUT_OF_MEMORY = "Out Of Memory"
-# Without hydra's exit string, an exit code may be the rank's own, so only codes that programs rarely use
-# are taken for signals.
-_SIGNAL_NAMES = {number: (signal.strsignal(number) or "").lower() for number in (4, 6, 7, 8, 9, 11, 15)}
-_SIGNAL_NAMES[9] = "out of memory?"
-_SIGNAL_BY_TEXT = {signal.strsignal(number): number for number in _SIGNAL_NAMES}
+# How many pulses are kept per host.
+MAX_PULSES = 12
+RETRY_S = 2.0
+# The command on a host exits after this long without a request.
+_IDLE_LIMIT_S = 30.0
+# How long `close` waits for the hosts at most: a dead host would never answer.
+_CLOSE_S = 2.0
+_RANK = re.compile(r"rank (\d+) (\d+) (\S) (\d+) (\d+)")
+_NO_ANSWER = "no answer"
 
 
-class RankExitReader:
-    """Reads from a launcher's output which rank ended first, and how; this ends the other ranks, too.
+@dataclass(frozen=True)
+class RankPulse:
+    """One process of a rank; `state` is the kernel's state letter. A rank may have several processes."""
 
-    >>> ends = RankExitReader()
-    >>> ends.feed("srun: error: node2: task 3: Killed")
-    >>> ends.cause
-    'node2: rank 3 was killed by signal 9 (out of memory?)'
-    """
+    rank: int
+    pid: int
+    state: str
+    cpu_s: float
+    memory_bytes: int
 
-    def __init__(self) -> None:
-        """Start before the first line of output."""
-        self.exit_string = ""  # what hydra printed when a signal has killed a rank
-        self._host = self._string = self._by_slurm = ""
-        self._rank: str | None = None
-        self._code: int | None = None
-        self._signal: int | None = None
-        self._is_cancelled = False
-        self.not_started: list[str] = []  # distinct error lines from ssh
 
-    def feed(self, line: str) -> None:
-        """Process the next line, without its rank label."""
-        is_error = len(line) <= _MAX_ERROR_LENGTH and _NOT_STARTED.fullmatch(line) is not None
-        if is_error and line[:_MAX_LINE_LENGTH] not in self.not_started[-_MAX_LINES:]:
-            self.not_started = [*self.not_started[-_MAX_LINES:], line[:_MAX_LINE_LENGTH]]
-        if not line.startswith(("=", "YOUR APPLICATION", "srun: error: ", "slurmstepd: error: ")):
-            return
-        if found := _FAILED_RANK.fullmatch(line):
-            if not self._host:
-                self._rank, self._host = found.groups()
-        elif found := _EXIT_CODE.fullmatch(line):
-            self._code = int(found[1]) if self._code is None else self._code
-        elif found := _INTEL_SIGNAL.fullmatch(line):
-            self._signal = self._signal or int(found[1])
-        elif found := _EXIT_STRING.fullmatch(line):
-            self.exit_string, string, combined = found.groups()
-            if string:
-                self._string = string
-                self._signal = self._signal or _pick_signal(self._code, int(combined))
-        elif _CANCELLED.fullmatch(line):  # all ranks are ended, and srun reports each
-            self._is_cancelled = True
-        elif (found := _SRUN.fullmatch(line)) and not self._is_cancelled:
-            self._read_srun(*found.groups())
+@dataclass(frozen=True)
+class Pulse:
+    """A host's report of its ranks, and when it arrived, on our clock; `ended` ranks ran there before."""
+
+    host: str
+    heard_at_s: float
+    ranks: tuple[RankPulse, ...]
+    ended: frozenset[int] = frozenset()
 
     @property
-    def cause(self) -> str:
-        """A sentence with the host where a rank was ended, and the signal; "" if the launcher names none."""
-        if self._by_slurm or not self._host:
-            return self._by_slurm
-        number = self._signal
-        if number is None and self._string:
-            who = _name_rank(self._host, self._rank)
-            return f"{who} was killed by a signal (the launcher reported: {self._string})"
-        if (
-            number is None
-            and self._code is not None
-            and self._code % 128 in _SIGNAL_NAMES
-            and self._code < 256
-        ):
-            number = self._code % 128
-        return _describe(self._host, self._rank, number) if number is not None else ""
-
-    def _read_srun(self, host: str, rank: str | None, word: str) -> None:
-        if word == _OUT_OF_MEMORY:
-            cause = f"{_name_rank(host, rank)} was killed: out of memory"
-        elif word in _SIGNAL_BY_TEXT:
-            cause = _describe(host, rank, _SIGNAL_BY_TEXT[word])
-        else:
-            return
-        self._by_slurm = self._by_slurm or cause
+    def living(self) -> frozenset[int]:
+        """The ranks that have a running process on the host; zombies do not count."""
+        return frozenset(process.rank for process in self.ranks if process.state not in "ZX")
 
 
-def _name_rank(host: str, rank: str | None) -> str:
-    return f"{host}: a rank" if rank is None else f"{host}: rank {rank}"
+@dataclass(frozen=True)
+class Silence:
+    """A host that has sent no pulse for that many seconds, and the reason, if known."""
+
+    host: str
+    seconds: float
+    reason: str
 
 
-def _describe(host: str, rank: str | None, number: int) -> str:
-    name = _SIGNAL_NAMES.get(number)
-    return f"{_name_rank(host, rank)} was killed by signal {number}" + (f" ({name})" if name else "")
+class PulseMonitor:
+    """Polls every host for a pulse every few seconds, in background threads, until it is closed.
 
-
-def _pick_signal(code: int | None, combined: int) -> int | None:
-    """Return the signal that ended the first rank; None if hydra's two numbers are ambiguous.
-
-    `code` is the exit code of the host's first rank, which may come from the SIGKILL that hydra sends to all
-    ranks once one has died. `combined` is the bitwise or of the signals of all ranks on the host.
-
-    >>> _pick_signal(6, 15), _pick_signal(9, 11), _pick_signal(9, 9), _pick_signal(9, 15)
-    (6, 11, 9, None)
+    It shares the hosts' connections with other commands. Its methods never wait for a host.
     """
-    own = (code or 0) % 128
-    if own and own != signal.SIGKILL:
-        return own
-    return combined if combined in (signal.SIGKILL, signal.SIGSEGV) or not combined & signal.SIGKILL else None
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        launch: str,
+        every_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        """Start polling; retry `retry_s` after each failure. Raises ClusterError if `launch` is not valid."""
+        self._words = (check_launch(launch), f"{max(_IDLE_LIMIT_S, 2 * every_s):.0f}")
+        self._every_s, self._again_s, self._clock = every_s, retry_s, clock
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._kept: dict[str, deque[Pulse]] = {host.name: deque(maxlen=MAX_PULSES) for host in hosts}
+        self._local = {host.name for host in hosts if host.is_local}
+        self._errors: dict[str, str] = {}
+        self._opened_at_s = clock()
+        self._threads = [
+            threading.Thread(target=self._listen, args=(host,), daemon=True, name=f"pulse-{host.name}")
+            for host in hosts
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> PulseMonitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def latest(self) -> Mapping[str, Pulse]:
+        """Return the latest pulse of every host that has sent one."""
+        with self._lock:
+            return {name: kept[-1] for name, kept in self._kept.items() if kept}
+
+    def histories(self) -> dict[str, tuple[Pulse, ...]]:
+        """Return every host's recent pulses, newest last."""
+        with self._lock:
+            return {name: tuple(kept) for name, kept in self._kept.items()}
+
+    def is_responding(self, host: str) -> bool:
+        """Return whether a host has sent a pulse and its connection has not broken since."""
+        with self._lock:
+            return bool(self._kept[host]) and host not in self._errors
+
+    def silent(self, patience_s: float) -> tuple[Silence, ...]:
+        """Return the hosts without a pulse for more than `patience_s`, in their order.
+
+        This machine is never among them, however busy it is, since there is no network link to fail.
+        """
+        now = self._clock()
+        with self._lock:
+            heard = {
+                name: kept[-1].heard_at_s if kept else self._opened_at_s for name, kept in self._kept.items()
+            }
+            return tuple(
+                Silence(name, now - at, self._errors.get(name, _NO_ANSWER))
+                for name, at in heard.items()
+                if now - at > patience_s and name not in self._local
+            )
+
+    def close(self) -> None:
+        """End the commands on all hosts; on an unreachable host, the command ends with its connection."""
+        self._closing.set()
+        deadline = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _listen(self, host: Host) -> None:
+        while not self._closing.is_set():
+            try:
+                self._follow(host)
+            except CaffeRecipesError as error:
+                with self._lock:
+                    self._errors[host.name] = error.what
+                self._closing.wait(self._again_s)
+
+    def _follow(self, host: Host) -> None:
+        """Poll a host until the monitor is closed. Raises ClusterError when the connection breaks."""
+        with Conversation(host, "ranks", "beat", *self._words) as conversation:
+            while not self._closing.is_set():
+                asked_at = time.monotonic()
+                records = conversation.ask()
+                self._keep(Pulse(host.name, self._clock(), parse_beat(host.name, records)))
+                self._closing.wait(max(0.0, asked_at + self._every_s - time.monotonic()))
+            conversation.finish()
+
+    def _keep(self, pulse: Pulse) -> None:
+        with self._lock:
+            kept = self._kept[pulse.host]
+            before = kept[-1].living | kept[-1].ended if kept else frozenset()
+            kept.append(replace(pulse, ended=before - pulse.living))
+            self._errors.pop(pulse.host, None)
+
+
+def parse_beat(host: str, records: Sequence[str]) -> tuple[RankPulse, ...]:
+    """Return the processes in the records of one pulse. Raises HostFailed if a record is malformed."""
+    ranks = []
+    for record in records:
+        match = _RANK.fullmatch(record)
+        if match is None:
+            raise unreadable(host, "beat", record)
+        rank, pid, state, cpu_ms, memory = match.groups()
+        ranks.append(RankPulse(int(rank), int(pid), state, int(cpu_ms) / 1000, int(memory)))
+    return tuple(ranks)
+
+
+# A state or an absence counts once this many consecutive pulses show it.
+BEATS = 3
+# Hosts that are slow to start their ranks get more time, unless ssh has printed an error.
+UNSTARTED_BEATS = 8
+# CPUs in use: a rank that waits for a file or socket uses almost none, one that computes or polls uses one.
+IDLE = 0.05
+BUSY = 0.5
+# A host is not compared with others if its last pulse is older than this many typical intervals.
+_STALE = 3.0
+_STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "is waiting for a disk"}
+_Rank = tuple[str, int]
+_Key = TypeVar("_Key", str, _Rank)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The host or rank that holds the others up; `rank` is None if it is the whole host.
+
+    `is_certain` is true if it will not continue by itself, such as a stopped rank.
+    """
+
+    host: str
+    rank: int | None
+    reason: str
+    is_certain: bool = False
+
+
+def find_straggler(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
+    """Return the rank or host that the others are waiting for; None if it is unclear.
+
+    `histories` holds each host's recent pulses, newest last. A silent host is not a straggler.
+    """
+    heard = _recent(histories)
+    return _find_stuck(heard) or _find_gone(heard) or _find_outlier(heard)
+
+
+def find_unstarted(histories: Mapping[str, Sequence[Pulse]], words: Sequence[str] = ()) -> Straggler | None:
+    """Return a host where no rank has started although ranks run on other hosts; None if it is unclear.
+
+    The verdict takes UNSTARTED_BEATS pulses, but only BEATS if one of ssh's error lines in `words` names the
+    host, or if there are such lines and it is the only host without ranks.
+    """
+    without = [host for host, pulses in histories.items() if _has_no_rank(pulses, BEATS)]
+    have = [host for host, pulses in histories.items() if pulses and pulses[-1].ranks]
+    named = [(host, line) for host in without for line in words if names_host(line, host)]
+    if not named and words and len(without) == 1 and (have or len(histories) == 1):
+        named = [(without[0], words[-1])]
+    if named:
+        host, line = named[0]
+        return Straggler(host, None, f"no rank has started there: {line}", is_certain=True)
+    late = [host for host in without if _has_no_rank(histories[host], UNSTARTED_BEATS)]
+    began = [host for host in have if all(pulse.ranks for pulse in histories[host][-UNSTARTED_BEATS:])]
+    if not late or not any(len(histories[host]) >= UNSTARTED_BEATS for host in began):
+        return None
+    newest, first = histories[late[0]][-1], histories[late[0]][-UNSTARTED_BEATS]
+    seconds = newest.heard_at_s - first.heard_at_s
+    others = f"while {describe_count(len(have), 'host')} {plural(len(have), 'has', 'have')} theirs"
+    return Straggler(
+        late[0], None, f"no rank has started there for {seconds:.0f} s, {others}", is_certain=True
+    )
+
+
+def _has_no_rank(pulses: Sequence[Pulse], beats: int) -> bool:
+    """Return whether a host has sent at least `beats` pulses, none of which shows a rank."""
+    return len(pulses) >= beats and not any(pulse.ranks or pulse.ended for pulse in pulses)
+
+
+def names_host(line: str, host: str) -> bool:
+    """Return whether a line contains a host's name as a whole word, not as part of another name."""
+    return re.search(rf"(?<![\w.-]){re.escape(host)}(?![\w-]|\.\w)", line) is not None
+
+
+def _recent(histories: Mapping[str, Sequence[Pulse]]) -> dict[str, Sequence[Pulse]]:
+    whole = {host: pulses for host, pulses in histories.items() if len(pulses) >= BEATS}
+    if not whole:
+        return {}
+    newest_s = max(pulses[-1].heard_at_s for pulses in whole.values())
+    step_s = median(pulses[-1].heard_at_s - pulses[-2].heard_at_s for pulses in whole.values())
+    return {
+        host: pulses
+        for host, pulses in whole.items()
+        if newest_s - pulses[-1].heard_at_s <= _STALE * max(step_s, 0.0)
+    }
+
+
+def _find_stuck(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
+    """Return a rank that stays stopped, or that keeps waiting for a disk while most hosts do not."""
+    for letters in ("Tt", "D"):
+        stuck = {
+            (host, rank): state
+            for host, pulses in histories.items()
+            for rank, state in _ranks_in_state(pulses[-BEATS:], letters)
+        }
+        hosts = {host for host, _ in stuck}
+        if hosts and (letters == "Tt" or 2 * len(hosts) <= len(histories)):
+            (host, rank), state = min(stuck.items())
+            everybody = sum(len(pulses[-1].living) for pulses in histories.values())
+            is_alone = (
+                letters == "Tt" and len(stuck) < everybody
+            )  # if all are, the scheduler suspended the job
+            return Straggler(host, rank, f"rank {rank} {_STATES[state]}", is_alone)
+    return None
+
+
+def _ranks_in_state(pulses: Sequence[Pulse], letters: str) -> Iterable[tuple[int, str]]:
+    """Yield the rank and state of each process that is in one of these states in every pulse."""
+    for last in pulses[-1].ranks:
+        seen = [{process.pid: process.state for process in pulse.ranks}.get(last.pid, "") for pulse in pulses]
+        if all(state and state in letters for state in seen):
+            yield last.rank, last.state
+
+
+def _find_gone(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
+    """Return a rank that has ended while most continue, or the only one that continues."""
+    ended = _ranks_throughout(histories, lambda pulse: pulse.ended)
+    living = _ranks_throughout(histories, lambda pulse: pulse.living)
+    if ended and len(ended) <= len(living):
+        host, rank = ended[0]
+        return Straggler(host, rank, f"rank {rank} has ended while others continue")
+    if ended and len(living) == 1:
+        host, rank = living[0]
+        return Straggler(host, rank, f"only rank {rank} continues; the others have ended")
+    return None
+
+
+def _ranks_throughout(
+    histories: Mapping[str, Sequence[Pulse]], ranks_in: Callable[[Pulse], frozenset[int]]
+) -> list[_Rank]:
+    """Return the ranks that `ranks_in` returns for each of their host's last BEATS pulses."""
+    return [
+        (host, rank)
+        for host, pulses in sorted(histories.items())
+        for rank in sorted(frozenset.intersection(*map(ranks_in, pulses[-BEATS:])))
+    ]
+
+
+def _find_outlier(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
+    """Return the only rank or host that computes, or the only one that does not."""
+    rates = {
+        (host, rank): rate
+        for host, pulses in histories.items()
+        for rank, rate in _cpu_rates(pulses[-BEATS - 1 :]).items()
+    }
+    odd = _single_outlier(rates)
+    if odd is not None:
+        (host, rank), doing = odd
+        return Straggler(host, rank, f"rank {rank} {doing}")
+    by_host: dict[str, float] = {}
+    for (host, _), rate in rates.items():
+        by_host[host] = by_host.get(host, 0.0) + rate
+    odd_host = _single_outlier(by_host)
+    return None if odd_host is None else Straggler(odd_host[0], None, odd_host[1])
+
+
+def _cpu_rates(pulses: Sequence[Pulse]) -> dict[int, float]:
+    """Return the CPUs that each rank used from the first to the last pulse, by processes present in both."""
+    first = {process.pid: process for process in pulses[0].ranks}
+    seconds = pulses[-1].heard_at_s - pulses[0].heard_at_s
+    rates: dict[int, float] = {}
+    if seconds <= 0:
+        return rates
+    for process in pulses[-1].ranks:
+        if process.pid in first:
+            used = max(0.0, process.cpu_s - first[process.pid].cpu_s)
+            rates[process.rank] = rates.get(process.rank, 0.0) + used / seconds
+    return rates
+
+
+def _single_outlier(rates: Mapping[_Key, float]) -> tuple[_Key, str] | None:
+    """Return the key that differs from all others, and how; None if unclear, or for fewer than three."""
+    if len(rates) < 3:
+        return None
+    busy = [key for key, rate in rates.items() if rate >= BUSY]
+    idle = [key for key, rate in rates.items() if rate <= IDLE]
+    if len(busy) + len(idle) < len(rates):
+        return None
+    if len(busy) == 1:
+        others = max(rates[key] for key in idle)
+        return (
+            busy[0],
+            f"is the only one computing ({rates[busy[0]]:.2f} CPUs); the others wait (at most {others:.2f})",
+        )
+    if len(idle) == 1:
+        others = min(rates[key] for key in busy)
+        return idle[
+            0
+        ], f"is the only idle one ({rates[idle[0]]:.2f} CPUs); the others compute ({others:.2f} or more)"
+    return None

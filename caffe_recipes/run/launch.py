@@ -18,9 +18,8 @@ from pathlib import Path
 
 from caffe_recipes.caffe.logs import SATURATED_LOSS, LogFile, split_rank
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.health import PulseMonitor
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.ranks import end_ranks, request_snapshot
+from caffe_recipes.cluster.ranks import PulseMonitor, end_ranks, request_snapshot
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.files import release, reserve
 from caffe_recipes.run.context import LaunchFailed, Run

@@ -18,9 +18,8 @@ from pathlib import Path
 
 from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.health import names_host
 from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, try_each
-from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
+from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, names_host
 from caffe_recipes.cluster.remote import own_file_stamp
 from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from caffe_recipes.caffe.logs import SATURATED_LOSS, Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
-from caffe_recipes.cluster.health import Pulse, Silence, Straggler, find_straggler, find_unstarted
-from caffe_recipes.cluster.ranks import RankExitReader
+from caffe_recipes.cluster.launcher import RankExitReader
+from caffe_recipes.cluster.ranks import Pulse, Silence, Straggler, find_straggler, find_unstarted
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.units import describe_duration, write_clock
 

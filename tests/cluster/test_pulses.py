@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.commands import Running
-from caffe_recipes.cluster.health import PulseMonitor, RankPulse, Silence, parse_beat
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
+from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, PulseMonitor, RankPulse, Silence, parse_beat
 from caffe_recipes.cluster.remote import Conversation
 from caffe_recipes.errors import ClusterError, HostFailed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.cluster.ranks import RankExitReader
+from caffe_recipes.cluster.launcher import RankExitReader
 
 KILLED = "node2: a rank was killed by signal 9 (out of memory?)"
 KILLED_3 = KILLED.replace("a rank", "rank 3")

@@ -12,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.health import PulseMonitor, Straggler, find_straggler
-from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, end_ranks, find_ranks, request_snapshot
+from caffe_recipes.cluster.ranks import (
+    LAUNCH_VARIABLE,
+    PulseMonitor,
+    Straggler,
+    end_ranks,
+    find_ranks,
+    find_straggler,
+    request_snapshot,
+)
 from caffe_recipes.cluster.ssh import SshHost
 from tests.cluster.harness.cluster import Cluster
 

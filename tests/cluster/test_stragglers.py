@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from caffe_recipes.cluster.health import Pulse, RankPulse, Straggler, find_straggler
+from caffe_recipes.cluster.ranks import Pulse, RankPulse, Straggler, find_straggler
 
 HOSTS = ("a", "b", "c", "d")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.health import Pulse, RankPulse, Silence, find_unstarted
+from caffe_recipes.cluster.ranks import Pulse, RankPulse, Silence, find_unstarted
 from caffe_recipes.run.trainer_log import (
     BLOCKED_S,
     SILENT_S,

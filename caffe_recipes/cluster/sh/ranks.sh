@@ -1,5 +1,5 @@
-# Lists, signals and ends the ranks on a host: FUNCTION LAUNCH WORD..., for ranks.py and health.py. LAUNCH names a single
-# launch, or is the sixteen hex digits of a run, for all its launches.
+# Lists, signals and ends the ranks on a host: FUNCTION LAUNCH WORD..., for ranks.py. LAUNCH names a single launch, or is
+# the sixteen hex digits of a run, for all its launches.
 # Our processes are identified only by an entry in their environment. Process ids are reused, so a process is identified
 # by its id and its start time, which are checked again before every signal.
 set -f

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from caffe_recipes.cluster.commands import COMMAND_S, Host
 from caffe_recipes.cluster.hosts import Answer, ask_all
@@ -338,7 +338,7 @@ _SAVING = threading.Lock()
 def load_digest(source: SourceFile, cache: Path) -> str | None:
     """Return the cached digest of a source; None if the source was never hashed, or has changed since."""
     try:
-        known = json.loads(read_within(private_cache(cache) / _manifest_name(source), "json-bytes"))
+        known = _load_cached("manifests", source.data, cache)
     except (OSError, ValueError):
         return None
     if not isinstance(known, dict) or {**known, "digest": ""} != _identity(source, ""):
@@ -369,9 +369,7 @@ def save_digest(source: SourceFile, digest: str, cache: Path) -> None:
         )
     if time.time() - source.mtime_ns / 1e9 > _SETTLED_S:
         with contextlib.suppress(OSError):  # without a cache it is hashed again next time
-            write_cache_file(
-                private_cache(cache) / _manifest_name(source), json.dumps(_identity(source, digest))
-            )
+            _save_cached("manifests", source.data, _identity(source, digest), cache)
 
 
 @contextlib.contextmanager
@@ -383,11 +381,6 @@ def staging_lock(lmdb: str, cache: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # without a lock each node still verifies its copy
             held.enter_context(lock(private_cache(cache) / f"stage-{name}.lock", busy))
         yield
-
-
-def _manifest_name(source: SourceFile) -> Path:
-    name = hashlib.sha256(os.fsencode(source.data)).hexdigest()[:32]
-    return Path("manifests") / f"{name}.json"
 
 
 def _identity(source: SourceFile, digest: str) -> dict[str, str | int]:
@@ -413,7 +406,7 @@ def load_copies(lmdb: str, cache: Path) -> dict[str, Copy]:
     The cache is ignored if other users can write to it.
     """
     try:
-        known = json.loads(read_within(private_cache(cache) / _copies_name(lmdb), "json-bytes"))
+        known = _load_cached("copies", lmdb, cache)
         return {str(host): Copy(str(stamp), str(digest)) for host, (stamp, digest) in known.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
@@ -423,8 +416,21 @@ def save_copies(lmdb: str, found: Mapping[str, Copy], cache: Path) -> None:
     """Add copies to the cache; the hosts that have an LMDB share one file."""
     with _SAVING, contextlib.suppress(OSError):  # without a cache they are hashed again next time
         copies = {**load_copies(lmdb, cache), **found}
-        write_cache_file(private_cache(cache) / _copies_name(lmdb), json.dumps(copies))
+        _save_cached("copies", lmdb, copies, cache)
 
 
-def _copies_name(lmdb: str) -> Path:
-    return Path("copies") / f"{hashlib.sha256(os.fsencode(lmdb)).hexdigest()[:32]}.json"
+Kind = Literal["manifests", "copies"]
+
+
+def _load_cached(kind: Kind, path: str | Path, cache: Path) -> Any:  # noqa: ANN401 - JSON
+    """Return the value that is cached for a path. Raises OSError or ValueError if there is none."""
+    return json.loads(read_within(_cached_file(kind, path, cache), "json-bytes"))
+
+
+def _save_cached(kind: Kind, path: str | Path, value: object, cache: Path) -> None:
+    write_cache_file(_cached_file(kind, path, cache), json.dumps(value))
+
+
+def _cached_file(kind: Kind, path: str | Path, cache: Path) -> Path:
+    """Return the file for what is cached for a path, which node.sh reads, too. Raises OSError."""
+    return private_cache(cache) / kind / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
