@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 
 def pytest_configure() -> None:
@@ -21,6 +22,11 @@ def pytest_configure() -> None:
     # Tests run side by side: an OpenMP thread that waits must not keep the processor from the one it waits
     # for. The library reads this as torch loads it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # A busy machine is slow, and that is no failure. Where CI is set, Hypothesis does the same by itself.
+    settings.register_profile(
+        "untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("untimed")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

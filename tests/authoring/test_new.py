@@ -61,7 +61,7 @@ def lint(text: str, folder: Path) -> list[str]:
     return [f"{one.id}: {one.what}" for one in found if one.severity != "note" and not one.accepted]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(WISHES)
 def test_whatever_fits_continues_at_every_join_for_so_many_epochs(wish: RecipeRequest) -> None:
     try:
@@ -92,7 +92,6 @@ def lint_made(made: NewRecipe, folder: Path) -> list[str]:
 # Many requests in the whole range are refused, as tested above.
 @settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )
 @given(wish=WISHES)

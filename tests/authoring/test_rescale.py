@@ -59,7 +59,7 @@ def joins(recipe: Recipe) -> list[tuple[float, float]]:
     return pairs
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(OF_CAFFE), CHANGES)
 def test_lint_finds_nothing_that_the_source_lacks(tmp_path: Path, name: str, change: RescaleTarget) -> None:
     try:
@@ -85,7 +85,7 @@ def test_a_rank_that_is_left_with_one_image_is_a_warning(batch: int, count: int)
     assert [note.startswith("warning: 53 BatchNorms") for note in warnings] == [True] * count
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from([SMALL, LARGE, "digits-local", "paper-t2-8192-256n"]), CHANGES)
 def test_batch_epochs_and_joins_are_as_requested(name: str, change: RescaleTarget) -> None:
     source = load_recipe(name)

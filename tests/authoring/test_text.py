@@ -39,7 +39,7 @@ def tuples(value: object) -> object:
     return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(VALUES)
 @example({"": [{"": None}, {"\xa0": None}]})
 def test_whatever_is_written_reads_back(given_values: dict[str, object]) -> None:

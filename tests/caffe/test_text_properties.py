@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from caffe_recipes.caffe import pb
@@ -90,13 +90,10 @@ layer: { type: 'ReLU' bottom: [] relu_param < negative_slope: -.5e-1f engine: 1 
 layer { blobs { data: [1, inf, -nan] shape { } } }
 """
 
-# On a busy machine, drawing takes too long for Hypothesis' own check.
 examples = settings(
     max_examples=60,
-    deadline=None,
     database=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 few_examples = settings(examples, max_examples=12)
 

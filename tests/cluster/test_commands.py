@@ -24,7 +24,7 @@ SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "tcsh", "fish", "ksh"
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(words, max_size=5))
 def test_any_arguments_arrive_unchanged(given_words: list[str]) -> None:
     done = subprocess.run(

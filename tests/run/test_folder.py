@@ -151,7 +151,7 @@ raws = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(names, raws)
 def test_any_recipe_is_read_back_as_it_was(name: str, raw: dict[str, Any]) -> None:
     small = yaml.safe_load(RECIPE)
@@ -162,7 +162,7 @@ def test_any_recipe_is_read_back_as_it_was(name: str, raw: dict[str, Any]) -> No
     assert values(round_trip(recipe)) == values(recipe)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(nodes=st.integers(1, 512), batch=st.integers(8, 14), epochs=st.integers(10, 120))
 def test_a_recipe_that_new_makes_is_read_back_as_it_was(nodes: int, batch: int, epochs: int) -> None:
     try:

@@ -11,7 +11,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt, render_prototxt
 from caffe_recipes.caffe.text.writer import FLOAT_MAX, float_text, string_text
 
-examples = settings(max_examples=300, deadline=None, database=None, derandomize=True)
+examples = settings(max_examples=300, database=None, derandomize=True)
 
 
 def float32(number: float) -> bytes:

@@ -22,7 +22,7 @@ def length_by_table(old: str, new: str) -> int:
     return row[-1]
 
 
-@settings(max_examples=300, deadline=None, database=None, derandomize=True)
+@settings(max_examples=300, database=None, derandomize=True)
 @given(words, words)
 def test_pairs_are_equal_in_order_and_as_many_as_there_can_be(old: str, new: str) -> None:
     pairs = longest_common(old, new)

@@ -17,7 +17,7 @@ from caffe_recipes.caffe.prototxt import format_prototxt, parse_prototxt, render
 from caffe_recipes.review.diff import messages as diff_messages_module
 from caffe_recipes.review.diff.messages import diff_messages, fingerprint
 
-examples = settings(max_examples=80, deadline=None, database=None, derandomize=True)
+examples = settings(max_examples=80, database=None, derandomize=True)
 CLASSES = (
     pb.SolverParameter,
     pb.LayerParameter,

@@ -40,7 +40,7 @@ SMALL = HEAD + CONV1 + RELU1 + CONV2 + RELU2 + SUM
 
 RESNET = build_net(load_recipe("stampede2-64n-72ep"), "train_val").SerializeToString()
 
-examples = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+examples = settings(max_examples=60, database=None, derandomize=True)
 
 
 def net(text: str) -> pb.NetParameter:
