@@ -226,4 +226,5 @@ def _suggest(net: pb.NetParameter, name: str, producers: Mapping[str, str], phas
     elsewhere = [layer.name for layer in net.layer if name in layer.top]
     if elsewhere:
         return f"layer '{elsewhere[0]}' produces it, but not before this one in phase {pb.Phase.Name(phase)}"
-    return did_you_mean(name, producers, "there are no blobs yet", cutoff=0)
+    other = "use a blob that a layer above produces" if producers else "there are no blobs yet"
+    return did_you_mean(name, producers, other, cutoff=0)

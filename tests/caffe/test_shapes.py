@@ -481,6 +481,13 @@ def test_an_input_larger_than_caffe_can_count_is_refused() -> None:
         infer_shapes(net_of(f"input: 'a' input_shape {{ {'dim: 2 ' * 33} }}"), pb.TEST)
 
 
+def test_a_long_name_gets_no_suggestion() -> None:
+    long = "a" * 201
+    net = net_of(f"{source((1,))} layer {{ name: 'x' type: 'ReLU' bottom: '{long}' top: '{long}b' }}")
+    with pytest.raises(PrototxtError, match=r"produces; use a blob that a layer above produces$"):
+        infer_shapes(net, pb.TRAIN)
+
+
 def test_net_inputs_have_the_shapes_stated() -> None:
     net = net_of("input: 'a' input: 'b' input_shape { dim: 1 dim: 3 } input_shape { dim: 2 }")
     assert infer_shapes(net, pb.TEST).blobs == {"a": (1, 3), "b": (2,)}
