@@ -436,7 +436,7 @@ def _write(place: _Place, part: str, data: bytes, mode: int, is_synced: bool) ->
         if before is not None:
             kept = stat.S_IMODE(before.st_mode)
             if before.st_uid != os.geteuid():  # the mode of a planted file must not open ours to its owner
-                kept &= ~(stat.S_IWOTH | stat.S_ISUID | stat.S_ISGID)
+                kept &= stat.S_IMODE(os.fstat(file).st_mode) & ~stat.S_IWOTH  # which the umask has left
             # Make a script executable for all who may read it.
             os.fchmod(file, kept | (kept & 0o444) >> 2 if mode & stat.S_IXUSR else kept)
         if is_synced:
