@@ -28,7 +28,7 @@ from typing import BinaryIO
 
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.limits import LIMITS_VARIABLE, hint_at_limit, limit
-from caffe_recipes.wording import did_you_mean
+from caffe_recipes.wording import did_you_mean, printable
 
 # The number of symbolic links that Linux follows in one path.
 _MOST_LINKS = 40
@@ -268,8 +268,8 @@ def render_unified(path: str, before: str | None, after: str | None) -> str:
     lines = difflib.unified_diff(
         list(io.StringIO(before or "")),  # splitlines would split at more than line feeds
         list(io.StringIO(after or "")),
-        "/dev/null" if before is None else f"a/{path}",
-        "/dev/null" if after is None else f"b/{path}",
+        "/dev/null" if before is None else f"a/{printable(path)}",
+        "/dev/null" if after is None else f"b/{printable(path)}",
     )
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
@@ -436,7 +436,7 @@ def _write(place: _Place, part: str, data: bytes, mode: int, is_synced: bool) ->
         if before is not None:
             kept = stat.S_IMODE(before.st_mode)
             if before.st_uid != os.geteuid():  # the mode of a planted file must not open ours to its owner
-                kept &= ~(stat.S_IWOTH | stat.S_ISUID | stat.S_ISGID)
+                kept &= stat.S_IMODE(os.fstat(file).st_mode) & ~stat.S_IWOTH  # which the umask has left
             # Make a script executable for all who may read it.
             os.fchmod(file, kept | (kept & 0o444) >> 2 if mode & stat.S_IXUSR else kept)
         if is_synced:

@@ -67,6 +67,22 @@ def join_names(names: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
+_LONGEST_NAME = 200  # characters; the time to compare two names grows with the product of their lengths
+
+
+def find_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name most similar to `name`; None if no similarity reaches `cutoff` (0 to 1).
+
+    Names of over 200 characters are similar to none.
+
+    >>> find_similar("kernal_size", ["kernel_size", "pad"]), find_similar("a" * 300, ["a" * 300])
+    ('kernel_size', None)
+    """
+    short = [each for each in known if len(each) <= _LONGEST_NAME]
+    near = difflib.get_close_matches(name, short, n=1, cutoff=cutoff) if len(name) <= _LONGEST_NAME else []
+    return near[0] if near else None
+
+
 _LEAST_PREFIX = 3  # letters; fewer begin too many names by chance
 
 
@@ -84,7 +100,7 @@ def find_nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | 
     longer = [each for each in known if each.startswith(name)] if len(name) >= _LEAST_PREFIX else []
     if len(longer) == 1:
         return longer[0]
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
+    return find_similar(name, known, cutoff)
 
 
 def did_you_mean(name: str, known: Iterable[str], fallback: str = "", cutoff: float = 0.6) -> str:

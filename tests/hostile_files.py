@@ -52,6 +52,7 @@ MEMORY_BYTES = 1_500_000_000  # of address space, libraries and all
 _SOLVER = 'base_lr: 1\nlr_policy: "fixed"\nmax_iter: 10\nsnapshot_prefix: "a"\n'
 _LAUGHS = "\n".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9))
 _MERGES = "\n".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 40))
+_AXES = "dim: 9223372036854775807 " * 60_000
 
 Attack = Callable[[Path], object]
 
@@ -364,6 +365,9 @@ ATTACKS: dict[str, Attack] = {
     "lint: a dialect's blanks": _lint(
         {"x.prototxt": f"layer {{ pooling_param {{ pool: {' ' * 100_000}MAX }} }}"}, "bvlc"
     ),
+    "lint: a blob of 60,000 axes": _lint(
+        {"x.prototxt": f"layer {{ type: 'Input' top: 'x' input_param {{ shape {{{_AXES}}} }} }}"}
+    ),
     "adopt: a script of one word": _adopt_trainer,
     "log: a loss of 60,000 digits": _log(f"{_GLOG} sgd_solver.cpp:1] Iteration 0, loss = {'0' * 60_000}!"),
     "log: 200,000 ignored layers": _log(f"{_GLOG} net.cpp:1137] Ignoring source layer {{i}}", 200_000),
@@ -381,6 +385,9 @@ ATTACKS: dict[str, Attack] = {
     ),
     "caffemodel: 10 million blobs": _binary(lambda: _field(100, _field(7, b"") * 10_000_000)),
     "caffemodel: 20 million dimensions": _binary(lambda: _DIMS),
+    "caffemodel: a blob of 150,000 axes": _binary(
+        lambda: _field(100, _field(7, _field(7, (b"\x08" + _varint(2**63 - 1)) * 150_000)))
+    ),
     "caffemodel: unknown fields": _binary(lambda: _field(2000, b"") * 5_000_000),
     "solverstate: 10 million blobs": _binary(lambda: _field(3, b"") * 10_000_000, load_solverstate),
     "mean file: 20 million dimensions": _binary(lambda: _field(7, _field(1, b"\1" * 20_000_000)), _mean),

@@ -351,8 +351,12 @@ def test_a_planted_file_does_not_open_ours_by_its_mode(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("theirs")
     (tmp_path / "file").chmod(0o666)
     os.chown(tmp_path / "file", STRANGER, STRANGER)
-    write_whole({tmp_path / "file": b"new"})
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o664
+    umask = os.umask(0o077)
+    try:
+        write_whole({tmp_path / "file": b"new"})
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
 @as_root

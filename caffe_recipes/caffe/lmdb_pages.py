@@ -30,6 +30,8 @@ _BRANCH, _LEAF, _IS_META = 1, 2, 8
 _ON_PAGES, _DATABASE = 1, 2  # a value on overflow pages; a value that is a sub-database
 _NO_PAGE = 2**64 - 1
 _DEEPEST = 32  # LMDB's own limit
+_LONGEST_KEY = 511  # bytes, LMDB's own limit
+_MOST_ENTRIES = 2**63 - 1  # that len() can return
 _PAGE_BYTES = frozenset(2**power for power in range(8, 17))
 
 
@@ -135,10 +137,17 @@ class PageTree:
             raise _DamagedError(f"page {number:,} is not a {'branch' if kind == _BRANCH else 'leaf'}")
         if not _HEAD.size < places_end <= nodes <= self.page_bytes or places_end % 2:
             raise _DamagedError(f"page {number:,} has a damaged list of nodes")
+        left = self.page_bytes - nodes  # nodes that overlap could fill any memory from a small file
         for at in struct.unpack_from(f"<{(places_end - _HEAD.size) // 2}H", page, _HEAD.size):
             if not nodes <= at <= self.page_bytes - _NODE.size:
                 raise _DamagedError(f"page {number:,} has a damaged node at offset {at}")
-            yield at, _NODE.unpack_from(page, at)
+            low, high, flags, length = node = _NODE.unpack_from(page, at)
+            left -= _NODE.size + length
+            if kind == _LEAF:
+                left -= 8 if flags == _ON_PAGES else low | high << 16
+            if left < 0 or length > _LONGEST_KEY:
+                raise _DamagedError(f"page {number:,} has a damaged node at offset {at}")
+            yield at, node
 
 
 def load_tree(folder: Path) -> PageTree | None:
@@ -153,7 +162,8 @@ def load_tree(folder: Path) -> PageTree | None:
     if one is None or other is None:
         return None
     meta = other if other.transaction > one.transaction else one
-    if meta.page_bytes not in _PAGE_BYTES or one.page_bytes != other.page_bytes or meta.flags:
+    is_possible = meta.page_bytes in _PAGE_BYTES and meta.entries <= _MOST_ENTRIES
+    if not is_possible or one.page_bytes != other.page_bytes or meta.flags:
         raise _damaged(folder, "its meta pages are inconsistent")
     needed = (meta.last + 1) * meta.page_bytes
     if size_bytes < needed:  # a read beyond the end of the mapped file would kill the process

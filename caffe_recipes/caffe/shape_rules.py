@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.wording import describe_count
+from caffe_recipes.wording import describe_count, shorten
 
 Dim = int | None
 Shape = tuple[Dim, ...]
@@ -25,6 +25,9 @@ Shapes = Sequence[Shape]
 Result = tuple[Shapes, Shapes]
 
 SCALAR: Shape = ()
+
+MAX_AXES = 32  # kMaxBlobAxes; Caffe stops at a blob with more
+_MAX_COUNT = 2**63 - 1  # LONG_MAX; lint reports blobs over BVLC's INT_MAX
 
 
 class MisfitError(Exception):
@@ -64,6 +67,21 @@ def product(dims: Iterable[Dim]) -> Dim:
     """Return the product of dimensions; None if one of them is unknown."""
     known = list(dims)
     return None if None in known else math.prod(dim for dim in known if dim is not None)
+
+
+def check_size(shape: Shape) -> None:
+    """Raise MisfitError for a blob that Caffe refuses for its size, whose product could take any time.
+
+    An unknown dimension counts as 1.
+
+    >>> check_size((2**62, None, 2))
+    Traceback (most recent call last):
+    caffe_recipes.caffe.shape_rules.MisfitError: has a blob of over 2^63-1 numbers
+    """
+    if len(shape) > MAX_AXES:
+        raise MisfitError(f"has a blob of {len(shape):,} axes, more than Caffe's {MAX_AXES}")
+    if abs(product(dim for dim in shape if dim is not None) or 0) > _MAX_COUNT:
+        raise MisfitError("has a blob of over 2^63-1 numbers")
 
 
 def merge(shapes: Shapes) -> Shape:
@@ -112,7 +130,9 @@ def slice_axis(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     else:
         parts = [size // tops if size % tops == 0 else 0] * tops if tops else []
     if any(part is not None and part < 1 for part in parts):
-        raise MisfitError(f"cannot slice {size} into {tops} tops" + (f" at {points}" if points else ""))
+        raise MisfitError(
+            f"cannot slice {size} into {tops} tops" + (f" at {shorten(str(points))}" if points else "")
+        )
     return [(*bottom[:axis], part, *bottom[axis + 1 :]) for part in parts], []
 
 
@@ -136,6 +156,8 @@ def reshape(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
             f"has axis {param.axis} and num_axes {param.num_axes}, beyond the axes of its bottom"
         )
     old, wanted = bottom[start:end], list(param.shape.dim)
+    if len(wanted) > MAX_AXES:
+        raise MisfitError(f"cannot reshape to {len(wanted):,} axes, more than Caffe's {MAX_AXES}")
     if (
         wanted.count(-1) > 1
         or any(dim < -1 for dim in wanted)
@@ -156,7 +178,7 @@ def permute(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Permute the axes; those that are not listed follow in their old order."""
     order = list(layer.permute_param.order)
     if len(set(order)) != len(order) or any(axis >= len(bottoms[0]) for axis in order):
-        raise MisfitError(f"cannot permute its axes as {', '.join(map(str, order))}")
+        raise MisfitError(f"cannot permute its axes as {shorten(', '.join(map(str, order)))}")
     order += [axis for axis in range(len(bottoms[0])) if axis not in order]
     return [tuple(bottoms[0][axis] for axis in order)], []
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_rules import RULES, SOURCES, Images, MisfitError, Shape, Shapes
+from caffe_recipes.caffe.shape_rules import RULES, SOURCES, Images, MisfitError, Shape, Shapes, check_size
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.wording import describe_count, did_you_mean
+from caffe_recipes.wording import describe_count, did_you_mean, shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class NetShapes:
 
 
 def show_shape(shape: Shape | None) -> str:
-    """Return a shape as text for messages; unknown dimensions are `?`.
+    """Return a shape as text for messages, shortened if it is long; unknown dimensions are `?`.
 
     >>> show_shape((32, None, 224, 224))
     '32x?x224x224'
     """
     if shape is None:
         return "of unknown shape"
-    return "x".join("?" if dim is None else str(dim) for dim in shape) or "a scalar"
+    return shorten("x".join("?" if dim is None else str(dim) for dim in shape)) or "a scalar"
 
 
 def select_layers(
@@ -130,7 +130,7 @@ def infer_shapes(
     where = path or net.name or "net"
     if net.layers:
         raise PrototxtError(where, "has `layers` of the old format", "run caffe-recipes upgrade on it")
-    blobs: dict[str, Shape | None] = _inputs(net)
+    blobs: dict[str, Shape | None] = _inputs(net, where)
     producers = dict.fromkeys(blobs, "input")
     found = []
     for index, layer in enumerate(select_layers(net, phase, level, stages)):
@@ -139,6 +139,8 @@ def infer_shapes(
         bottoms = [blobs[name] for name in layer.bottom]
         try:
             tops, learned = _infer(layer, bottoms, images)
+            for shape in filter(None, (*tops, *(learned or ()))):
+                check_size(shape)
             _check_stats(apply_stats_batch_size(net, layer), phase, bottoms)
         except MisfitError as error:
             parts = [
@@ -187,11 +189,16 @@ def _infer(
     return tops[: len(layer.top)], tuple(learned)
 
 
-def _inputs(net: pb.NetParameter) -> dict[str, Shape | None]:
+def _inputs(net: pb.NetParameter, where: str) -> dict[str, Shape | None]:
     """Return the shapes of the `input:` fields, each from an `input_shape` or from four `input_dim`."""
     shapes: list[Shape] = [tuple(shape.dim) for shape in net.input_shape]
     dims = list(net.input_dim)
     shapes = shapes or [tuple(dims[i : i + 4]) for i in range(0, len(dims), 4)]
+    try:
+        for shape in shapes:
+            check_size(shape)
+    except MisfitError as error:
+        raise PrototxtError(where, f"input {error}", "write a smaller shape") from None
     return {name: shapes[i] if i < len(shapes) else None for i, name in enumerate(net.input)}
 
 
@@ -219,4 +226,5 @@ def _suggest(net: pb.NetParameter, name: str, producers: Mapping[str, str], phas
     elsewhere = [layer.name for layer in net.layer if name in layer.top]
     if elsewhere:
         return f"layer '{elsewhere[0]}' produces it, but not before this one in phase {pb.Phase.Name(phase)}"
-    return did_you_mean(name, producers, "there are no blobs yet", cutoff=0)
+    other = "use a blob that a layer above produces" if producers else "there are no blobs yet"
+    return did_you_mean(name, producers, other, cutoff=0)

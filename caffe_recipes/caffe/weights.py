@@ -17,7 +17,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_rules import Shape, product
+from caffe_recipes.caffe.shape_rules import MAX_AXES, Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.caffe.upgrade import V1_TYPES
 from caffe_recipes.errors import WeightsError
@@ -302,8 +302,11 @@ def _diagnose(data: bytes, kind: str, path: str | Path) -> tuple[str, str]:
 
 def _check_length(path: str | Path, where: str, blob: pb.BlobProto) -> None:
     shape, count = blob_shape(blob), len(blob_values(blob))
-    if count != math.prod(shape) or min(shape, default=1) < 1:
-        what = f"{where} has shape {'x'.join(map(str, shape))} and {count:,} values"
+    # With more axes, Caffe stops, and their product would take any time.
+    if len(shape) > MAX_AXES or count != math.prod(shape) or min(shape, default=1) < 1:
+        what = f"{where} has shape {show_shape(shape)} and {count:,} values"
+        if len(shape) > MAX_AXES:
+            what = f"{where} has {len(shape):,} axes, more than Caffe's {MAX_AXES}"
         raise WeightsError(path, what, "the file is damaged; copy it again")
 
 

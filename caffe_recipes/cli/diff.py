@@ -14,7 +14,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
 from caffe_recipes.review.diff.report import render_comparison, render_for_git, render_json
 from caffe_recipes.review.diff.sources import open_sides
-from caffe_recipes.wording import describe_names, plural
+from caffe_recipes.wording import describe_names, plural, printable
 
 _REST = "caffe_recipes.diff.rest"
 
@@ -93,7 +93,8 @@ def diff(
         raise InputError("", "--images and --ranks must be given together", "give both, or neither")
     comparison = compare_sides(open_sides(sides, rest, max_bytes=options.max_bytes), options)
     if comparison.untracked and not quiet:
-        names, are = describe_names(comparison.untracked), plural(len(comparison.untracked), "is", "are")
+        names = describe_names([*map(printable, comparison.untracked)])
+        are = plural(len(comparison.untracked), "is", "are")
         hint = "run `git add` on what you want to compare"
         echo(f"not compared: {names} {are} new in the working tree; {hint}", err=True)
     if as_json and not quiet:

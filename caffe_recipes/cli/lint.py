@@ -24,6 +24,7 @@ from caffe_recipes.review.lint.rules import (
     render_rules,
 )
 from caffe_recipes.review.rewrites import plan_fixes, render_diff, save_rewrites
+from caffe_recipes.wording import printable
 
 _COUNT = Whole(min=1, max=2**31 - 1)
 
@@ -136,9 +137,8 @@ def lint(
     if is_fixing:
         rewrites, fixed, generated = plan_fixes(found, options.max_bytes)
         for path in generated:
-            echo(
-                f"skipped {path}: it is generated; edit its recipe and run `caffe-recipes generate`", err=True
-            )
+            hint = "edit its recipe and run `caffe-recipes generate`"
+            echo(f"skipped {printable(str(path))}: it is generated; {hint}", err=True)
         if not rewrites:
             echo("no findings that --fix can fix", err=True)
         if is_diff:
@@ -146,7 +146,7 @@ def lint(
                 print_text(render_diff(rewrite))
         elif save_rewrites(rewrites):
             for one in fixed:
-                echo(f"fixed {one.where} [{one.id}] {one.what}", err=True)
+                echo(f"fixed {printable(one.where)} [{one.id}] {one.what}", err=True)
             found = find_all(targets, options)
     if not is_diff:
         _print(found, form, notices)

@@ -108,4 +108,4 @@ def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | N
 
         write_file(graph, render_graph(read, found, kind))
         echo(f"wrote {graph}", err=True)
-    (click.echo if form in ("json", "csv") else echo)(text)
+    (click.echo if form == "json" else echo)(text)

@@ -17,6 +17,8 @@ from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.errors import DataError
 
 _PAGE_BYTES = 4096
+_LEAF = 2  # kind of page
+_ENTRIES = 120  # offset in a meta page of the number of entries
 
 # Prints a line for each LMDB; a process that LMDB aborts stops printing.
 _READ_ALL = """
@@ -148,3 +150,37 @@ def test_the_first_record_is_read_without_the_others(tmp_path: Path) -> None:
         assert next(iter(datums))[1].label == 0
         with pytest.raises(DataError, match="is damaged"):
             list(datums)
+
+
+def _first_page(data: bytearray, kind: int) -> int:
+    return next(at for at in range(0, len(data), _PAGE_BYTES) if data[at + 10] == kind)
+
+
+@pytest.mark.parametrize("kind", [1, _LEAF], ids=["branch", "leaf"])
+@pytest.mark.parametrize("length", [512, 400], ids=["a long key", "keys that overlap"])
+def test_keys_that_take_more_memory_than_their_page_are_refused(
+    tmp_path: Path, kind: int, length: int
+) -> None:
+    def lengthen(data: bytearray) -> None:
+        page = _first_page(data, kind)
+        end = int.from_bytes(data[page + 12 : page + 14], "little")
+        places = [int.from_bytes(data[at : at + 2], "little") for at in range(page + 16, page + end, 2)]
+        fitting = [place for place in places if place + 8 + length <= _PAGE_BYTES]
+        for place in fitting if length < 512 else places[:1]:
+            if kind == _LEAF:  # without a value
+                data[page + place : page + place + 6] = bytes(6)
+            data[page + place + 6 : page + place + 8] = length.to_bytes(2, "little")
+
+    path = damaged(build(tmp_path / "whole", range(525), 20), tmp_path / "cut", lengthen)
+    with open_datums(path) as datums, pytest.raises(DataError, match="has a damaged node at offset"):
+        datums.keys  # noqa: B018
+
+
+def test_more_entries_than_an_lmdb_can_have_are_refused(tmp_path: Path) -> None:
+    def claim(data: bytearray) -> None:
+        for page in (0, _PAGE_BYTES):
+            data[page + _ENTRIES : page + _ENTRIES + 8] = b"\xff" * 8
+
+    path = damaged(build(tmp_path / "whole", range(5)), tmp_path / "cut", claim)
+    with pytest.raises(DataError, match="its meta pages are inconsistent"):
+        open_datums(path)

@@ -452,6 +452,42 @@ def test_a_source_that_caffe_would_refuse_is_refused(layer: str, what: str) -> N
         infer_shapes(net, pb.TRAIN)
 
 
+def test_a_blob_larger_than_caffe_can_count_is_refused() -> None:
+    large = 2**62
+    for body, what in {
+        "type: 'ReLU'": None,
+        "type: 'InnerProduct' inner_product_param { num_output: 1 axis: 0 }": None,
+        "type: 'InnerProduct' inner_product_param { num_output: 2 axis: 0 }": "over 2^63-1 numbers",
+        "type: 'Tile' tile_param { axis: 0 tiles: 2 }": "has a blob of over 2^63-1 numbers",
+        f"type: 'Parameter' parameter_param {{ shape {{ {'dim: 1 ' * 33} }} }}": "has a blob of 33 axes",
+        f"type: 'Reshape' reshape_param {{ shape {{ {'dim: 1 ' * 33} }} }}": "cannot reshape to 33 axes",
+    }.items():
+        shapes = [] if "Parameter'" in body else [(large,)]
+        if what is None:
+            one_layer(body, *shapes)
+            continue
+        with pytest.raises(PrototxtError) as caught:
+            one_layer(body, *shapes)
+        assert what in str(caught.value)
+
+
+def test_an_input_larger_than_caffe_can_count_is_refused() -> None:
+    one_layer("type: 'ReLU'", (1,) * 32)
+    with pytest.raises(
+        PrototxtError, match=r"layer 'in' \(Input\) has a blob of 400 axes, more than Caffe's 32"
+    ):
+        one_layer("type: 'ReLU'", (2**63 - 1,) * 400)
+    with pytest.raises(PrototxtError, match="net: input has a blob of 33 axes"):
+        infer_shapes(net_of(f"input: 'a' input_shape {{ {'dim: 2 ' * 33} }}"), pb.TEST)
+
+
+def test_a_long_name_gets_no_suggestion() -> None:
+    long = "a" * 201
+    net = net_of(f"{source((1,))} layer {{ name: 'x' type: 'ReLU' bottom: '{long}' top: '{long}b' }}")
+    with pytest.raises(PrototxtError, match=r"produces; use a blob that a layer above produces$"):
+        infer_shapes(net, pb.TRAIN)
+
+
 def test_net_inputs_have_the_shapes_stated() -> None:
     net = net_of("input: 'a' input: 'b' input_shape { dim: 1 dim: 3 } input_shape { dim: 2 }")
     assert infer_shapes(net, pb.TEST).blobs == {"a": (1, 3), "b": (2,)}

@@ -180,6 +180,11 @@ def misfilled() -> bytes:
     return weights.SerializeToString()
 
 
+def with_axes(axes: int, dim: int = 1) -> bytes:
+    layer = pb.LayerParameter(blobs=[pb.BlobProto(shape=pb.BlobShape(dim=[dim] * axes), data=[1])])
+    return pb.NetParameter(layer=[layer]).SerializeToString()
+
+
 NOT_WEIGHTS: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is empty"),
     "html": (b"\n<!DOCTYPE html><html><body>404</body></html>", "is an HTML page"),
@@ -195,6 +200,8 @@ NOT_WEIGHTS: dict[str, tuple[bytes, str]] = {
     "solverstate": (tiny_state().SerializeToString(), "is a solverstate.*tiny_iter_5.caffemodel"),
     "without_blobs": (without_blobs(), "no learned blobs"),
     "misfilled": (misfilled(), "layer 'ip', blob 0 has shape 4x3 and 11 values"),
+    "axes": (with_axes(33), "layer '', blob 0 has 33 axes, more than Caffe's 32"),
+    "dims": (with_axes(32, 2**63 - 1), r"blob 0 has shape 9[^ ]{0,76}\.\.\. and 1 values"),
 }
 
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.shipped import find_rows, shipped_recipes
+from caffe_recipes.review.diff.sources import explain_no_repository
 
 NET = """name: "n"
 layer { name: "data" type: "Data" top: "data" data_param { source: "x" batch_size: 32 } }
@@ -739,6 +740,27 @@ def test_files_of_a_revision_that_are_one_object_count_each(repo: Path, size: st
     git("tag", "many", git("commit-tree", "-m", "x", tree).strip())
     code, output = call("HEAD", "many")
     assert (code, message in output) == (2, True)
+
+
+@needs_git
+@pytest.mark.parametrize("name", ["priv", "."])
+def test_a_repository_cannot_name_another_folder_as_its_working_tree(repo: Path, name: str) -> None:
+    (repo / "inner").mkdir()
+    shutil.move(repo / ".git", repo / "inner")
+    (repo / "priv").mkdir()
+    os.chdir(repo / "inner")
+    git("config", "core.worktree", str(repo / name))
+    code, output = call("HEAD")
+    what = f"{repo / name}: is the working tree of this repository, but does not hold both it and the current"
+    assert (code, output.startswith(what), output.count("\n")) == (2, True, 0)
+
+
+def test_git_may_not_unpack_an_object_of_any_size(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = 'case $3 in *) echo "fatal: at most $GIT_ALLOC_LIMIT" >&2; exit 128;; esac'
+    (here / "git").write_text(f"#!/bin/sh\n{script}\n")
+    (here / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    assert explain_no_repository() == "at most 512m"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from caffe_recipes.review.naming import (
     is_pipe_or_device,
     is_prototxt,
     nothing_named,
+    real_path,
     refuse_foreign_link,
     refuse_unreadable,
 )
@@ -91,6 +92,11 @@ def top_folder() -> Path:
     top = _try_git("rev-parse", "--show-toplevel")
     if not top:
         raise InputError("", "this repository has no working tree", "give a second revision")
+    # The configuration of a repository that came with its .git can name any other folder.
+    is_own = (Path(top) / ".git").exists() or "GIT_DIR" in os.environ
+    if not is_own or not real_path(Path.cwd()).is_relative_to(real_path(Path(top))):
+        what = "is the working tree of this repository, but does not hold both it and the current folder"
+        raise InputError(top, what, "check core.worktree, or give a second revision")
     return Path(top)
 
 
@@ -217,7 +223,8 @@ def _run_git(
 # A repository can configure programs to be started: a monitor of its files, or one that fetches a missing
 # object; and so can a folder of a clone that is a bare repository itself.
 _HARMLESS = ("-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit")
-_NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+# A small compressed object can unpack to any size, which git reads as a whole.
+_BOUNDED = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_ALLOC_LIMIT": "512m"}
 
 
 def _start_git(
@@ -235,7 +242,7 @@ def _start_git(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **_NO_FETCH, **environment},
+            env={**os.environ, **_BOUNDED, **environment},
             start_new_session=True,  # since `git` may be a script, whose processes are to end with it
         )
     except OSError as error:

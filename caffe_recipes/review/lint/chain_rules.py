@@ -9,7 +9,6 @@ What each phase needs from its solver and net: TRAIN data, TEST data, a solver_m
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -47,6 +46,7 @@ from caffe_recipes.review.lint.net_view import (
 )
 from caffe_recipes.review.lint.rules import Explanation, chain_rule, finding, handover_rule, path_rule
 from caffe_recipes.review.lint.solver_rules import compare_rates, is_jump
+from caffe_recipes.wording import find_similar
 
 if TYPE_CHECKING:
     from caffe_recipes.review.lint.chain import (
@@ -372,14 +372,14 @@ def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
     new = _only_in(ours, theirs)
     if new:
         left = [name for name in theirs if name not in ours]
-        near = difflib.get_close_matches(new[0], left, n=1, cutoff=0.3)
+        near = find_similar(new[0], left, 0.3)
         verb = "has weights but is" if len(new) == 1 else "have weights but are"
         they_start = "it starts" if len(new) == 1 else "they start"
         yield finding(
             "handover-missing",
             _layer_place(net, new[0]),
             phase=link.name,
-            write=f'name: "{near[0]}", as in {before.name}' if near else "nothing to change if intended",
+            write=f'name: "{near}", as in {before.name}' if near else "nothing to change if intended",
             count=len(new),
             names=_name_layers(new),
             verb=verb,

@@ -5,7 +5,6 @@ Rules on the commands of a script: what they train, do not train, and test.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -23,6 +22,7 @@ from caffe_recipes.review.lint.chain import (
     split_weights,
 )
 from caffe_recipes.review.lint.rules import Explanation, finding, path_rule, recipe_rule, start_rule
+from caffe_recipes.wording import find_similar
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
@@ -150,9 +150,9 @@ def _check_weights_written(earlier: Sequence[Link], link: Link, weights: str) ->
     index, folder = find_writer(earlier, weights), _folder_prefix(weights)
     if index is None or iteration is None or not _matches_format(earlier[index], weights):
         names = [final_name(other) for other in earlier]
-        alike = difflib.get_close_matches(weights.rpartition("/")[2], names, n=1)
+        alike = find_similar(weights.rpartition("/")[2], names)
         yield link_finding(
-            "weights-unknown", link, weights=weights, folder=folder, nearest=alike[0] if alike else names[-1]
+            "weights-unknown", link, weights=weights, folder=folder, nearest=alike or names[-1]
         )
         return
     if iteration not in planned_snapshots(earlier[index]):

@@ -6,7 +6,6 @@ Rules on shapes: layers that do not fit together, and learned or shared blobs.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -32,7 +31,7 @@ from caffe_recipes.review.lint.net_view import (
     title,
 )
 from caffe_recipes.review.lint.rules import finding, rule
-from caffe_recipes.wording import describe_count
+from caffe_recipes.wording import describe_count, find_similar
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.shape_rules import Shape
@@ -108,8 +107,8 @@ def _suggest_bottom(phase: PhaseNet, index: int, name: str) -> str:
         phase_name = pb.Phase.Name(phase.phase)
         return f"add {title(elsewhere[0])}, which produces it, to {phase_name} too, by its include"
     tops = dict.fromkeys([*phase.net.input, *(top for layer in phase.layers[:index] for top in layer.top)])
-    near = difflib.get_close_matches(name, tops, n=1)
-    return f'bottom: "{near[0]}"' if near else "use a blob that a layer above produces"
+    near = find_similar(name, tops)
+    return f'bottom: "{near}"' if near else "use a blob that a layer above produces"
 
 
 @blob_rule(
@@ -413,11 +412,11 @@ def _check_lone_names(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, in
     paired: set[str] = set()
     for name, (i, _) in alone.items() if shared and len(alone) <= _MAX_ALONE else ():
         others = [other for other in alone if other != name and alone[other][0] != i]
-        near = difflib.get_close_matches(name, others, n=1, cutoff=_ALIKE)
+        near = find_similar(name, others, _ALIKE)
         if not near or name in paired:
             continue
-        paired.add(near[0])
-        (j, q), layer = alone[near[0]], phase.layers[i]
+        paired.add(near)
+        (j, q), layer = alone[near], phase.layers[i]
         if layer.type == phase.layers[j].type:
             yield layer_finding(
                 "share-name-alone",
@@ -425,7 +424,7 @@ def _check_lone_names(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, in
                 j,
                 f"param[{q}].name",
                 other=title(layer),
-                nearest=near[0],
+                nearest=near,
                 name=name,
             )
 

@@ -66,6 +66,12 @@ def test_an_unknown_bottom_names_the_nearest_blob(check_text: CheckText) -> None
     assert found.write == 'bottom: "fc"'
 
 
+def test_a_long_unknown_bottom_is_not_compared_with_other_blobs(check_text: CheckText) -> None:
+    long = "fc" * 101
+    text = DATA + FC.replace('top: "fc"', f'top: "{long}"') + LOSS.replace('"fc"', f'"{long}c"')
+    assert check_text(text)["unknown-bottom"].write == "use a blob that a layer above produces"
+
+
 def test_an_unknown_bottom_made_by_a_later_layer_is_explained(check_text: CheckText) -> None:
     found = check_text(DATA + LOSS + FC)["unknown-bottom"]
     assert found.write == "move layer 'fc' (InnerProduct), which produces it, above this layer"
