@@ -480,7 +480,7 @@ start_chain() { # INTERFACE [--help]
   STATE=logs/$RECIPE UNTRAINED=() BARE=() MADE=() OWN=() EVALUATES=''
   for net in "${NETS[@]}"; do check_prototxt "$(net_of "$net")" "$NETS_DIR/$net.prototxt"; done
   pass check
-  check_own_files "${OWN[@]}"
+  check_own_files "${OWN[@]}" ${MEAN_FILES[@]+"${MEAN_FILES[@]}"}
   ((${#UNTRAINED[@]} == 0)) || find_lmdbs
   lock
   command -v -- "$TRAINER" >/dev/null ||

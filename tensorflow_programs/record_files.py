@@ -142,9 +142,11 @@ def load_files(data_dir: str, images: int, classes: int, groups: int = 1, group:
         records, shards, prefix = int(manifest["records"]), int(manifest["shards"]), str(manifest["prefix"])
         sizes, seed = [int(size) for size in manifest["sizes_bytes"]], int(manifest["seed"])
         named = len(manifest["classes"] or range(classes))
+        if not prefix or "/" in prefix or "\0" in prefix:
+            raise ValueError("leads out of the folder")
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}; {BUILD_RECORDS}", is_local=True) from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, OverflowError, TypeError, KeyError):
         raise BadInput(f"{path}: not a manifest of TFRecords; {BUILD_RECORDS}", is_local=True) from None
     if records != images:
         raise BadInput(f"{folder}: {records:,} records, but the flags say {images:,} images")

@@ -13,6 +13,7 @@ renamed. A link or file that somebody else has put at the destination is replace
 from __future__ import annotations
 
 import base64
+import errno
 import math
 import os
 import re
@@ -374,12 +375,21 @@ def _receive(command: Running, file: IO[bytes], place: str, moved: Callable[[], 
                 what = "cannot be copied: no size arrived"
                 raise HostFailed(command.host, what, "check its login shell", place)
             expected = int(head) if end else None
+            _check_room(file, expected or 0)
         file.write(chunk)
         arrived += len(chunk)
         if expected is not None and arrived > expected:
             what = f"cannot be copied: over {expected} bytes arrived"
             raise HostFailed(command.host, what, "is the file still being written?", place)
     return expected or 0, arrived
+
+
+def _check_room(file: IO[bytes], size_bytes: int) -> None:
+    """Raise OSError if that much more does not fit on the file's disk, before a host fills it."""
+    disk = os.fstatvfs(file.fileno())
+    free = disk.f_bavail * disk.f_frsize
+    if disk.f_blocks and size_bytes > free:  # some network file systems report no sizes
+        raise OSError(errno.ENOSPC, f"{size_bytes:,} bytes do not fit in the {free:,} that are free")
 
 
 def _check(command: Running, place: str) -> None:

@@ -153,7 +153,7 @@ def file_bytes(host: Host, path: str) -> int | None:
     done = host.run(["stat", "-L", "-c", "%f %s", "--", path])
     if done.returncode != 0:
         return None
-    found = _match_answer(host, path, "stat", done, r"([0-9a-f]+) (\d+)")
+    found = _match_answer(host, path, "stat", done, r"([0-9a-f]{1,8}) (\d{1,19})")
     return int(found[2]) if stat.S_ISREG(int(found[1], 16)) else None
 
 

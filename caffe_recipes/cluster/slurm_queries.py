@@ -29,8 +29,8 @@ _SCONTROL = re.compile(
 )
 # A path may contain spaces: it extends to the next field.
 _STDOUT = re.compile(r" StdOut=(.*?)(?= [A-Z][A-Za-z]*=|$)")
-_EXIT = re.compile(r"(\d+):(\d+)(?:\s.*)?")
-_CANCELLED = re.compile(r"CANCELLED by (\d+)")
+_EXIT = re.compile(r"(\d{1,9}):(\d{1,9})(?:\s.*)?")
+_CANCELLED = re.compile(r"CANCELLED by (\d{1,10})(?!\d)")
 _STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?)\.(\w+)")
 # The columns of both formats, by scontrol's field names; the job name is last.
 _SACCT_ROW = (
@@ -211,7 +211,7 @@ def parse_sinfo(stdout: str) -> tuple[NodeGroup, ...]:
     groups = []
     for line in filter(str.strip, stdout.splitlines()):
         row = line.split("|")
-        if len(row) != 6 or not re.fullmatch(r"\d+", row[3].strip()):
+        if len(row) != 6 or not re.fullmatch(r"\d{1,10}", row[3].strip()):
             _unreadable("sinfo", line)
         name, _, _, nodes, state, node_list = (part.strip() for part in row)
         groups.append(

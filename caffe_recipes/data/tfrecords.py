@@ -127,6 +127,7 @@ def _is_valid(made: RecordSet) -> bool:
         and len(made.digests) in (0, made.shards)
         and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in made.digests)
         and isinstance(made.prefix, str)
+        and re.fullmatch(r"[^/\0]+", made.prefix) is not None  # the files are in the folder itself
         and isinstance(made.plan, str)
         and (made.classes is None or is_names(made.classes))
     )

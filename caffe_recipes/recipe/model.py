@@ -309,6 +309,12 @@ class Data(Transformation):
         given = {key: value for key in values if (value := getattr(own, key)) not in (None, ())}
         return Transformation(**values | given)
 
+    @property
+    def mean_files(self) -> tuple[str, ...]:
+        """Return the mean files that training or testing subtracts, each once."""
+        means = (self.transform_of("train").mean_file, self.transform_of("test").mean_file)
+        return tuple(dict.fromkeys(filter(None, means)))
+
 
 class Mlsl(Value):
     """Intel MLSL's communication servers."""

@@ -53,6 +53,7 @@ def render_run_script(recipe: Recipe) -> str:
         "phases": phases,
         "stops": any(phase["stop_iter"] for phase in phases),
         "keeps": any(phase["needed"] for phase in phases),
+        "means": recipe.data.mean_files,
         "models": [_model_file(phase) for phase in find_evaluated(recipe) or find_leaves(recipe)],
         "lmdb_hint": lmdb_hint(recipe, recipe.data.train.source),
     }

@@ -169,9 +169,9 @@ class Caffe(Trainer):
         recipe = self.recipe
         solvers = [recipe.solver_path(phase.name) for phase in recipe.phases]
         weights = [start for phase in recipe.phases if isinstance(start := recipe.starts_from(phase), str)]
-        means = [recipe.data.transform_of(part).mean_file for part in ("train", "test")]
         own_net = recipe.net.prototxt and str(recipe.folder.absolute() / recipe.net.prototxt)
-        return (*solvers, *map(recipe.net_path, recipe.nets), *weights, *filter(None, (own_net, *means)))
+        more = (*weights, *filter(None, [own_net]), *recipe.data.mean_files)
+        return (*solvers, *map(recipe.net_path, recipe.nets), *more)
 
     def files(self) -> dict[str, str]:
         """Return the text of each prototxt, by the path that the solvers and the trainer use for it."""

@@ -8,6 +8,7 @@ changes nothing.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import socket
@@ -64,11 +65,30 @@ def _floats(value: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): float(number) for name, number in value.items()}
 
 
+def _whole(value: Any) -> int:  # noqa: ANN401 - any JSON
+    number = int(value)
+    if abs(number) >= 1 << 63:
+        raise ValueError("too large for a count or a process id")
+    return number
+
+
+# A float that is printed as a duration or a speed, unlike a loss, which may be NaN.
+Finite = float
+
+
+def _finite(value: Any) -> float:  # noqa: ANN401 - any JSON
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("not finite")
+    return number
+
+
 # The conversion from JSON for each field type. A journal may hold anything.
 _FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
     "bool": bool,
     "float": float,
-    "int": int,
+    "Finite": _finite,
+    "int": _whole,
     "str": str,
     "Sequence[str]": _strings,
     "tuple[str, ...]": _strings,
@@ -289,7 +309,7 @@ class Launch(Event):
     log: str
     host: str
     stamp: str | None
-    time_s: float
+    time_s: Finite
     needed: Mapping[str, str | None] = field(default_factory=dict)
     id: str = ""
     arguments: tuple[str, ...] = ()
@@ -366,8 +386,8 @@ class Finish(Event):
     phase: str
     snapshot: str
     sha256: str
-    seconds: float
-    images_per_s: float | None
+    seconds: Finite
+    images_per_s: Finite | None
     loss: float | None
     needed: Mapping[str, str] = field(default_factory=dict)
 
@@ -527,7 +547,7 @@ class Failed(Event):
     phase: str | None = None
     host: str | None = None
     log: str | None = None
-    seconds: float | None = None
+    seconds: Finite | None = None
 
     def error(self, log: str | None) -> RunFailed:
         """Return the error that the run ends with if this is its last event; `log` is the launch's."""
@@ -549,7 +569,7 @@ class Stopped(Event):
     name = "interrupted"
     signal: str = ""
     trained: bool = False
-    seconds: float = 0.0
+    seconds: Finite = 0.0
 
     def fold(self, draft: StateDraft) -> None:
         """End the launch, but keep one that had trained to its end: its snapshot is still to be verified."""

@@ -50,7 +50,7 @@ def fold_lines(text: str, where: str | Path, fold: Fold[State], state: State, hi
             fields = json.loads(line)
             time_s = datetime.fromisoformat(fields.pop("time")).timestamp()
             state = fold(state, fields.pop("event"), fields, time_s)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError):
             raise JournalError(f"{where}:{number}", "is not a journal line", hint) from None
     return state
 

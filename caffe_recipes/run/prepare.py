@@ -67,11 +67,15 @@ def _build(run: Run) -> None:
         run.emit(Built([str(path) for path in missing]))
 
 
+# A login on another host may have a umask that lets anybody write.
+_MAKE = 'case $(umask) in *[0145]) umask 022 ;; esac; exec mkdir -p -- "$@"'
+
+
 def _make_folders(run: Run) -> None:
     """Create the snapshot folders on the first host; without them Caffe fails at its first snapshot."""
     folders = {posixpath.dirname(run.setting.path(step.snapshot)) for step in run.plan.trainings}
     first = run.setting.hosts[0]
-    done = first.run(["mkdir", "-p", "--", *sorted(folders)])
+    done = first.run(["sh", "-c", _MAKE, "sh", *sorted(folders)])
     if done.returncode != 0:
         what = f"cannot create a folder for snapshots: {done.stderr.strip()}"
         raise HostFailed(first.name, what, "check its disk")

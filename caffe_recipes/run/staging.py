@@ -237,7 +237,8 @@ def ask_about_data(setting: Setting, part: DataPart, hosts: Sequence[Host]) -> t
         here = [host for host in hosts if host.is_local][:1] or [LocalHost()]
         hosts = [*here, *(host for host in hosts if trainer.tests_on_ranks and host not in here)]
     path, root, hint = setting.path(folder), str(setting.root), _HINTS[part]
-    return ask_all(hosts, lambda host: remote.check_trust(host, "read", path, root, hint=hint), ASK_S)
+    words = (path, root, *trainer.data_files(path))
+    return ask_all(hosts, lambda host: remote.check_trust(host, "read", *words, hint=hint), ASK_S)
 
 
 _SOURCE_HINT = "ask its owner to remove it, or give the folder of your own copy with --lmdb-source"

@@ -251,6 +251,10 @@ class TensorFlow(Trainer):
         """The folder that holds the validation records."""
         return self.recipe.tensorflow.data.validation.folder
 
+    def data_files(self, folder: str) -> tuple[str, ...]:
+        """Return where the manifest of records may be: in the folder if they were staged, else beside it."""
+        return (f"{folder}/{_STAGED_MANIFEST}", str(records_manifest_path(Path(folder))))
+
     @property
     def staged_folders(self) -> tuple[str, ...]:
         """The folders of training records, and of validation records if they have a source."""
@@ -488,6 +492,9 @@ class _RecordFiles:
         return [*self.files, self.manifest]
 
 
+_STAGED_MANIFEST = ".manifest.json"
+
+
 def load_records_manifest(records: Records, source: Path, classes: int) -> RecordSet:
     """Read the manifest of a folder of TFRecords; raises DataError unless it is of the recipe's records."""
     path, made = records_manifest_path(source), load_record_set(source)
@@ -517,7 +524,7 @@ def _load_records(records: Records, source: Path, classes: int) -> _RecordFiles:
             raise DataError(seen.data, what, "copy or create the records again")
         digest = made.digests[number] if made.digests else known_digest(seen, cache_folder())
         files.append(SetFile(name, seen, digest))
-    manifest = SetFile(".manifest.json", stat_source(path), digest_of(path))
+    manifest = SetFile(_STAGED_MANIFEST, stat_source(path), digest_of(path))
     return _RecordFiles(files, manifest, made.seed)
 
 

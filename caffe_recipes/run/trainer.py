@@ -182,6 +182,10 @@ class Trainer(Protocol):
     def test_folder(self) -> str | None:
         """The folder that holds the test data; None if nothing is tested."""
 
+    def data_files(self, folder: str) -> tuple[str, ...]:
+        """Return the files that say what a folder of data contains, in or beside it; an LMDB has none."""
+        return ()
+
     @property
     def tests_on_ranks(self) -> bool:
         """Whether each rank opens the test data during training, too."""

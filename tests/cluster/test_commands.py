@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from caffe_recipes.cluster.commands import Running, fetch_file, quote_command, supervise
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, DiskFailed
 from tests.stand_in_host import StandInHost
 
 HOST = LocalHost("here")
@@ -134,6 +134,19 @@ def test_a_copy_is_no_longer_than_its_host_announced(tmp_path: Path, head: bytes
 
     wire = EndlessWire(head, b"x" * 1000)
     with pytest.raises(ClusterError, match=message):
+        fetch_file(Evil(), "/x", tmp_path / "x")
+    assert wire.sent_bytes < 10_000 and not [*tmp_path.iterdir()]
+
+
+def test_a_copy_that_does_not_fit_on_the_disk_is_refused_before_it_arrives(tmp_path: Path) -> None:
+    class Evil(StandInHost):
+        def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+            return Running("evil", argv, "mark", wire)
+
+    wire = EndlessWire(b"mark 1\n99999999999999999999\n", b"x" * 1000)
+    with pytest.raises(
+        DiskFailed, match=r"x: cannot be written: 99,999,.* bytes do not fit in the [\d,]+ that"
+    ):
         fetch_file(Evil(), "/x", tmp_path / "x")
     assert wire.sent_bytes < 10_000 and not [*tmp_path.iterdir()]
 

@@ -109,7 +109,7 @@ def test_output_of_a_login_shell_is_not_part_of_the_answer(ssh_server: SshServer
     host.close()
 
 
-@pytest.mark.parametrize("answer", ["", "Welcome\n", "8000 5\nbye\n", "ü" * 1000])
+@pytest.mark.parametrize("answer", ["", "Welcome\n", "8000 5\nbye\n", "ü" * 1000, "8000 " + "9" * 5000])
 def test_an_answer_that_cannot_be_read_is_shown(answer: str) -> None:
     class OddHost(LocalHost):
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:

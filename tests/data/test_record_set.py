@@ -128,7 +128,7 @@ def test_a_manifest_without_sizes_and_digests_is_accepted(lmdb: Path, records: P
         ("sizes_bytes", [1]),
         ("sizes_bytes", [1, 2, 3, "x"]),
         ("digests", ["x"] * 4),
-        ("prefix", 1),
+        *[("prefix", value) for value in (1, "", "../evil/x", "/evil/x", "x/y", "x\0")],
         ("plan", None),
         ("strange", 1),
     ],

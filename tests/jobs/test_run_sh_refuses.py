@@ -126,6 +126,24 @@ def test_initial_weights_of_a_colleague_are_used_where_only_their_owner_can_writ
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_mean_file_of_another_user_is_refused_where_everybody_can_put_files(
+    cluster_with_weights: tuple[StandInCluster, Path], tmp_path: Path, part: str
+) -> None:
+    _, mean = cluster_with_weights
+    recipe = load_recipe("stampede2-64n-72ep")
+    ours = getattr(recipe.data, part).model_copy(update={"mean_file": str(mean), "mean_value": ()})
+    data = recipe.data.model_copy(update={part: ours, "mean_value": ()})
+    changes = {"data": data, "phases": recipe.phases[:1], "evaluation": None}
+    nodes = recipe.cluster.model_copy(update={"nodes": 1})
+    cluster = StandInCluster(tmp_path / "own", recipe.model_copy(update={**changes, "cluster": nodes}))
+    assert cluster.run().returncode == 0  # a colleague's, where only they can write
+    mean.parent.chmod(0o1777)
+    message = f"is used with {mean}, which belongs to user 4242, who can change its contents; make it"
+    assert message in cluster.refused()
+
+
 def test_under_an_open_umask_nothing_is_created_that_others_can_write(small_cluster: StandInCluster) -> None:
     before = os.umask(0)
     try:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal
 from caffe_recipes.cluster.staging.sets import FileSet, SetFile, stat_source
 from caffe_recipes.cluster.staging.stage import StagedHost
 from caffe_recipes.errors import CaffeRecipesError, ClusterError
-from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
 from caffe_recipes.run.context import RunOptions, StageOptions, find_setting
 from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.staging import DataPart, check_data, check_source_access, stage_recipe
@@ -158,6 +159,32 @@ def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Pa
     source.chmod(0o777)
     with pytest.raises(NodeRefusal, match=rf"localhost:{source}: can be changed by anybody; ask its owner"):
         check_source_access(tmp_path, records.read_paths)
+
+
+@pytest.mark.parametrize("name", ["{}/.manifest.json", "{}.manifest.json"])
+def test_no_manifest_of_records_is_used_that_another_user_could_have_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: DataPart, name: str
+) -> None:
+    for variable in SLURM_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    (tmp_path / "mine.yaml").write_text(f"{{name: mine, title: mine, python: {python}}}")
+    options = RunOptions(root=tmp_path, profile=str(tmp_path / "mine.yaml"))
+    setting = find_setting(load_tensorflow_run("tf-digits-local"), options, lambda *_: LocalHost())
+    folder = setting.trainer.data_folder if part == "train" else setting.trainer.test_folder
+    assert folder
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder).parent.chmod(0o1777)
+    manifest = tmp_path / name.format(folder)
+    manifest.write_text("{}")
+    check_data(setting, part)
+    os.chown(manifest, NOBODY, NOBODY)
+    with pytest.raises(
+        ClusterError, match=r"manifest\.json, which belongs to user .*; ask its owner to remove"
+    ):
+        check_data(setting, part)
 
 
 def test_staged_data_are_checked_before_each_run(place: Place) -> None:

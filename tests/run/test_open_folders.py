@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.cluster.commands import COMMAND_S, Completed
+from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_any_recipe, load_recipe
 from caffe_recipes.run.context import check_own_root
@@ -190,6 +193,21 @@ def test_a_run_under_a_umask_for_a_group_leaves_its_folders_to_the_group(place: 
     call_with_umask(place, "002")
     for name in ("runs", "runs/small-1", "logs/small", "prototxt/small"):
         assert (place.root / name).stat().st_mode & 0o777 == 0o775
+
+
+@pytest.mark.parametrize(("umask", "mode"), [("000", 0o755), ("002", 0o775), ("027", 0o750)])
+def test_snapshot_folders_are_not_open_to_all_whatever_the_umask_of_a_login(
+    place: Place, umask: str, mode: int
+) -> None:
+    class Login(LocalHost):
+        def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+            return super().run(["sh", "-c", f'umask {umask}; exec "$@"', "sh", *argv], timeout_s)
+
+    place.edit("tmp/small_init", "deep/folder/small_init")
+    place.connect = lambda *_: Login()
+    assert place.run().outputs
+    for folder in ("deep", "deep/folder"):
+        assert (place.root / folder).stat().st_mode & 0o777 == mode
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")

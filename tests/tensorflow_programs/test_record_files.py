@@ -139,6 +139,17 @@ def test_more_groups_than_files_are_refused(records: Records) -> None:
     assert records.refuse(groups=4).startswith("--file_groups 4 exceeds the 3 files in ")
 
 
+@pytest.mark.parametrize("prefix", ["../evil/train", "evil/train", "", "x\0"])
+def test_a_manifest_does_not_lead_out_of_its_folder(records: Records, prefix: str) -> None:
+    for folder in (records.folder / "evil", records.folder.parent / "evil"):
+        folder.mkdir()
+        for number in range(3):
+            (folder / records.file(number).name).write_bytes(bytes(7))
+    known = json.loads(records.manifest.read_text())
+    records.manifest.write_text(json.dumps(known | {"prefix": prefix}))
+    assert "not a manifest of TFRecords" in records.refuse()
+
+
 def test_records_that_are_missing_truncated_or_of_another_count_are_refused(records: Records) -> None:
     assert "9 records, but the flags say 1,281,167 images" in records.refuse(1281167)
     assert "2 classes, but --num_label_classes is 3" in records.refuse(classes=3)

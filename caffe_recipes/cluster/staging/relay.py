@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import signal
 import socket
 import stat
@@ -116,7 +117,7 @@ def parse_folders_made(stamp: str) -> int | None:
     2
     """
     words = stamp.split()
-    is_ours = len(words) == 6 and words[0] == _FORMAT and words[1].isdigit()
+    is_ours = len(words) == 6 and words[0] == _FORMAT and re.fullmatch("[0-9]{1,9}", words[1]) is not None
     return int(words[1]) if is_ours else None
 
 

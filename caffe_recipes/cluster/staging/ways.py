@@ -46,10 +46,10 @@ START_S = 180.0
 _END_S = 10.0
 _LOGOUT_S = 2.0
 # Hydra prefixes a rank's line with `[0] `, srun with `0: `.
-_LINE = re.compile(r"(?:\[\d+\] |\d+: )?relay: (\d+) \S+ (landed|failed|stopped)(?:: (.*))?")
+_LINE = re.compile(r"(?:\[\d+\] |\d+: )?relay: (\d{1,9}) \S+ (landed|failed|stopped)(?:: (.*))?")
 # A rank with such an error never joins the others.
 _FATAL = re.compile(r"(ModuleNotFound|Import)Error: |error while loading shared|execvp error|: not found$")
-_AT = re.compile(r"(?:\[\d+\] |\d+: )?relay: at (\d+)")
+_AT = re.compile(r"(?:\[\d+\] |\d+: )?relay: at (\d{1,18})")
 
 
 @dataclass
@@ -382,11 +382,13 @@ def _why(end: ChainEnd, order: ChainOrder) -> str:
     """Return which host broke a chain, and why: the first one that saw no progress."""
     names = dict(enumerate(order.hosts))
     if not end.stopped:
-        labelled = re.fullmatch(r"\[?(\d+)(?:\]|:) (.+)", end.last_line)
+        labelled = re.fullmatch(r"\[?(\d{1,9})(?:\]|:) (.+)", end.last_line)
         words = f"{names.get(int(labelled[1]), labelled[1])}: {labelled[2]}" if labelled else end.last_line
         return words or "the launcher ended"
     rank = min(end.stopped)
-    reason = re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), end.stopped[rank])
+    reason = re.sub(
+        r"\brank (\d{1,9})\b", lambda found: names.get(int(found[1]), found[0]), end.stopped[rank]
+    )
     return f"{names.get(rank, rank)}: {reason}"
 
 

@@ -248,8 +248,10 @@ def find_run(files: RunFiles, root: str, given: str) -> str:
 
 def load_frozen(files: RunFiles, folder: str) -> AnyRecipe:
     """Return the recipe that a run was started with; raises InputError if it cannot be read."""
-    path = f"{folder}/{RECIPE_JSON}"
-    piece = files.read([ReadRequest(path)]).pieces[0]
+    path, most = f"{folder}/{RECIPE_JSON}", limit("json-bytes")
+    piece = files.read([ReadRequest(path, max_bytes=most + 1, from_start=True)]).pieces[0]
+    if piece is not None and len(piece.data) > most:
+        raise InputError(path, f"cannot be read: {too_large(path, 'json-bytes').strerror}", _HINT)
     try:
         if piece is None:
             raise ValueError("no such file")

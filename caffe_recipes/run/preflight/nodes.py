@@ -135,7 +135,7 @@ def parse_facts(
         paths = [path for asks, path in questions if asks == question]
         words = map(str.split, by_kind[question])
         answers[question] = dict(zip(paths, words, strict=True))
-    usable, memory = int(by_kind["usable"][0]), by_kind.get("memory", [])
+    usable, memory = _number(by_kind["usable"][0], 6), by_kind.get("memory", [])
     return NodeFacts(
         host=host,
         node_name=by_kind["name"][0],
@@ -148,19 +148,25 @@ def parse_facts(
         root_inode=next((_known(inode) for (inode,) in answers["root"].values()), None),
         program=next((kind for (kind,) in answers["program"].values()), "absent"),
         sizes={
-            path: (None if size == "-" else int(size), readable == "1")
+            path: (None if size == "-" else _number(size), readable == "1")
             for path, (size, readable) in answers["file"].items()
         },
         digests={path: _known(digest) for path, (digest,) in answers["text"].items()},
         folders={
-            path: Folder(disk, int(free), writable == "1", open_to_all == "1")
+            path: Folder(disk, _number(free), writable == "1", open_to_all == "1")
             for path, (disk, free, writable, open_to_all) in answers["folder"].items()
         },
         boot_id=by_kind["boot"][0].replace("-", "") or None,
-        tmp_bytes=int(by_kind["tmp"][0] or 0) or None,
+        tmp_bytes=_number(by_kind["tmp"][0] or "0") or None,
         ranks=_parse_ranks(by_kind.get("rank", [])),
         strays=tuple(Stray(*line.split(" ", 2)) for line in by_kind.get("found", [])),
     )
+
+
+def _number(word: str, most_digits: int = 20) -> int:
+    if not re.fullmatch(rf"-?[0-9]{{1,{most_digits}}}", word):  # Python limits the digits that it parses
+        raise ValueError(f"{word[:20]!r} is not a number")
+    return int(word)
 
 
 def _known(word: str) -> str | None:
@@ -176,7 +182,7 @@ def parse_cpuinfo(lines: Sequence[str], usable: int) -> Processors:
     """
     numbers, cores, socket_of = [], 0, {}
     for line in lines:
-        found = re.fullmatch(r"(processor|physical id|cpu cores)\s*:\s*(\d+)", line.strip())
+        found = re.fullmatch(r"(processor|physical id|cpu cores)\s*:\s*(\d{1,9})", line.strip())
         if not found:
             continue
         if found[1] == "processor":
@@ -197,14 +203,15 @@ def _parse_ranks(lines: Sequence[str]) -> dict[tuple[str, int], RankOwner]:
     owners: dict[tuple[str, int], RankOwner] = {}
     for line in lines:
         rank, pid, launch, user = line.split(" ", 3)
-        owner, known = RankOwner(int(pid), user), owners.get((launch, int(rank)))
-        owners[launch, int(rank)] = owner if known is None or owner.pid < known.pid else known
+        number = _number(rank)
+        owner, known = RankOwner(_number(pid), user), owners.get((launch, number))
+        owners[launch, number] = owner if known is None or owner.pid < known.pid else known
     return owners
 
 
 def _kilobytes(lines: Sequence[str], name: str) -> int | None:
     for line in lines:
-        found = re.fullmatch(rf"{name}: *(\d+) kB", line.strip())
+        found = re.fullmatch(rf"{name}: *(\d{{1,18}}) kB", line.strip())
         if found:
             return int(found[1]) * 1024
     return None

@@ -43,7 +43,7 @@ _RANK = (
     "-c",
     'echo "caffe-recipes: rank ${PMI_RANK:-${PMIX_RANK:-${SLURM_PROCID:-?}}} on $(uname -n)"; sleep 0.3',
 )
-_PLACE = re.compile(r"caffe-recipes: rank (\d+) on (\S+)")
+_PLACE = re.compile(r"caffe-recipes: rank (\d{1,9}) on (\S+)")
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def _by_hand(setting: Setting, words: Sequence[str] = _RANK) -> str:
     return f"try `{shlex.join(setting.launch('HOSTFILE').argv(words))}` by hand, with {named} in HOSTFILE"
 
 
-_IN_WORLD = re.compile(r"caffe-recipes: rank (\d+) of (\d+)")
+_IN_WORLD = re.compile(r"caffe-recipes: rank (\d{1,9}) of (\d{1,9})(?!\d)")
 
 
 def check_ranks(view: NodeView) -> list[CheckResult]:
@@ -344,7 +344,7 @@ def _try_on(
 
 def parse_attempt(record: str) -> Attempt | None:
     """Parse a line of `trial.sh` on an attempt: exit code, and log in base64; None for any other line."""
-    found = re.fullmatch(r"tried (\d+) (\S*)", record)
+    found = re.fullmatch(r"tried (\d{1,9}) (\S*)", record)
     try:
         log = base64.b64decode(found[2], validate=True) if found else b""
     except ValueError:

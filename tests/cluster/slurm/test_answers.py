@@ -19,6 +19,7 @@ from caffe_recipes.cluster.slurm_queries import (
 from caffe_recipes.errors import ClusterError
 
 Recorded = Callable[[str], str]
+MANY_DIGITS = "9" * 5000
 
 
 def test_squeue_lists_pending_and_running_jobs(recorded: Recorded) -> None:
@@ -41,6 +42,23 @@ def test_scontrol_output_is_parsed_with_restarts_and_names_with_spaces(recorded:
     array, het = parse_scontrol_jobs(recorded("scontrol_array_het"))
     assert (array.label, array.name, array.nodes, array.node_list) == ("4700_3-9", "array of mine", 1, "")
     assert (het.label, het.name, het.limit_s, het.end) == ("4730+1", "het", math.inf, None)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: parse_sinfo(f"normal|up|infinite|{MANY_DIGITS}|idle|n[1-2]\n"),
+        lambda: parse_scontrol_jobs(
+            f"JobId=1 JobName=a UserId=b(1) JobState=FAILED ExitCode={MANY_DIGITS}:0"
+        ),
+        lambda: parse_scontrol_jobs(
+            f"JobId={MANY_DIGITS} JobName=a UserId=b(1) JobState=FAILED ExitCode=0:0"
+        ),
+    ],
+)
+def test_a_number_of_too_many_digits_is_an_answer_that_cannot_be_parsed(read: Callable[[], object]) -> None:
+    with pytest.raises(ClusterError, match="its output cannot be parsed: "):
+        read()
 
 
 def test_a_path_with_spaces_is_not_abbreviated() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import HostFailed, InputError, RunFailed
 from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.folders import freeze_recipe
 from caffe_recipes.run.monitor.files import (
     FilePiece,
     HostFiles,
@@ -21,6 +24,7 @@ from caffe_recipes.run.monitor.files import (
     Process,
     ReadRequest,
     RunFiles,
+    load_frozen,
     name_recipe,
 )
 from caffe_recipes.run.process import make_room
@@ -65,6 +69,19 @@ def test_a_missing_file_is_read_as_none(files: RunFiles, tmp_path: Path) -> None
     (tmp_path / "file").touch()
     snapshot = files.read([ReadRequest(str(tmp_path / "none")), ReadRequest(str(tmp_path / "file" / "none"))])
     assert snapshot.pieces == (None, None)
+
+
+def test_a_large_recipe_of_a_run_is_refused(
+    files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = tmp_path / "recipe.json"
+    frozen.write_text(json.dumps(freeze_recipe(load_recipe("digits-local"))))
+    size = frozen.stat().st_size
+    monkeypatch.setenv(LIMITS_VARIABLE, f"json-bytes={size}")
+    assert load_frozen(files, str(tmp_path)).name == "digits-local"
+    monkeypatch.setenv(LIMITS_VARIABLE, f"json-bytes={size - 1}")
+    with pytest.raises(InputError, match=rf"recipe\.json: cannot be read: it is over {size - 1:,} bytes \("):
+        load_frozen(files, str(tmp_path))
 
 
 def test_a_path_that_is_not_a_file_is_refused_by_name(files: RunFiles, tmp_path: Path) -> None:

@@ -248,6 +248,31 @@ def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
         StatusViewer(place).one("small-1", no_slurm)
 
 
+@pytest.mark.parametrize(
+    ("event", "field", "value"),
+    [
+        ("started", "pid", "1e400"),
+        ("started", "pid", "9" * 300),
+        ("finished", "seconds", "Infinity"),
+        ("finished", "seconds", "NaN"),
+        ("finished", "images_per_s", "1e400"),
+        ("launched", "attempt", "-1e400"),
+    ],
+)
+def test_a_number_in_a_journal_that_cannot_be_counts_as_damage(
+    place: Place, event: str, field: str, value: str
+) -> None:
+    journal = write_run(place.root, place.recipe, *WHOLE) / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    bad = [re.sub(rf'"{field}": ?[^,}}]+', f'"{field}": {value}', line) for line in lines if event in line]
+    assert bad and value in bad[0]
+    journal.write_text("".join(bad[:1] if event == "started" else [lines[0], *bad[:1]]))
+    write_run(place.root, place.recipe, *WHOLE, number=2)
+    second, first = StatusViewer(place).all(no_slurm)
+    assert (second.state, first.state) == ("finished", "unknown")
+    assert "is not a journal line" in summarize_status(first)
+
+
 def test_for_one_run_its_process_is_looked_up_on_the_other_host(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="other"), launched())
     assert StatusViewer(place).all(no_slurm)[0].state == "unknown"

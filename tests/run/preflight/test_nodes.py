@@ -72,7 +72,10 @@ def test_a_folder_that_anybody_can_change_is_reported(tmp_path: Path) -> None:
     assert not ask_facts(LocalHost(), [("folder", str(tmp_path))]).folders[str(tmp_path)].open_to_all
 
 
-@pytest.mark.parametrize("records", [[], ["clock 1"], ["end"], ["clock x", "name n1", "end"]])
+HUGE = ["clock 1", "name n1", "boot -", "usable 9999999999", "tmp ", "end"]
+
+
+@pytest.mark.parametrize("records", [[], ["clock 1"], ["end"], ["clock x", "name n1", "end"], HUGE])
 def test_an_answer_that_is_truncated_is_an_error_of_its_host(records: list[str]) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, *records))
     with pytest.raises(HostFailed, match=r"^n1: cannot parse the answer to `facts`: "):

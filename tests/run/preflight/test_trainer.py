@@ -24,6 +24,8 @@ from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, Processors
 from caffe_recipes.run.preflight.trials import (
     check_trainer,
     find_untrusted,
+    parse_attempt,
+    parse_places,
     render_environment,
     try_trainer,
 )
@@ -111,6 +113,13 @@ def test_a_caffe_that_hangs_is_ended_and_named_and_leaves_nothing(place: Place) 
     ]
     assert (troubles[0].host, troubles[0].place) == ("localhost", "./caffe")
     assert not Path((place.root / "where").read_text().strip()).exists()
+
+
+def test_an_answer_about_a_trial_with_too_many_digits_is_not_one() -> None:
+    attempt = parse_attempt("tried 1 eA==")
+    assert attempt is not None and (attempt.code, attempt.log) == (1, "x")
+    assert parse_attempt(f"tried {'9' * 5000} eA==") is None
+    assert parse_places(f"caffe-recipes: rank {'9' * 5000} on n1\n") == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
