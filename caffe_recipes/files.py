@@ -228,7 +228,9 @@ def is_changed_by_group(folder: str | Path) -> bool:
         return bool(os.getxattr(folder, "system.posix_acl_access"))
     with suppress(KeyError):
         own = pwd.getpwuid(os.geteuid())
-        return status.st_gid != own.pw_gid or grp.getgrgid(own.pw_gid).gr_name != own.pw_name
+        group = grp.getgrgid(own.pw_gid)
+        is_private = group.gr_name == own.pw_name and set(group.gr_mem) <= {own.pw_name}
+        return status.st_gid != own.pw_gid or not is_private
     return True
 
 

@@ -100,13 +100,13 @@ is_here() { # HOST
 }
 
 # ssh and scp that never prompt, add no host keys and forward no agent, regardless of ~/.ssh/config. They exec, so
-# that a signal reaches ssh itself; call them in a subshell.
+# that a signal reaches ssh itself; call them in a subshell. Of what a host prints, only plain text reaches a terminal.
 readonly STRICT_SSH=(-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no)
-ssh() { exec ssh "${STRICT_SSH[@]}" "$@"; }
-scp() { exec scp "${STRICT_SSH[@]}" "$@"; }
+plain() { tr -d '\015' | tr -c '\011\012\040-\176' '?'; }
+ssh() { exec ssh "${STRICT_SSH[@]}" "$@" 2> >(plain >&2 7>&- 9>&-); }
+scp() { exec scp "${STRICT_SSH[@]}" "$@" 2> >(plain >&2 7>&- 9>&-); }
 
-# The same for the ssh that hydra starts. Within a batch job hydra starts another program, for which the options
-# would have another meaning: for srun, `-o` names an output file.
+# The same for the ssh that hydra starts. In a batch job it may start srun instead, for which `-o` names an output file.
 configure_hydra() {
   local other=${SLURM_JOB_NODELIST-}${SLURM_NODELIST-}${LSB_MCPU_HOSTS-}${PE_HOSTFILE-}${LOADL_HOSTFILE-}
   local name names=() other=${other:+a batch system\'s}
@@ -153,7 +153,7 @@ ask_each() { # HOST... -- VERB PATH WORD...
     run_node "${hosts[i]}" "$@" >"$REPLIES/$i" & asked+=("$!")
   done
   wait ${asked[@]+"${asked[@]}"} || true
-  for i in "${!hosts[@]}"; do ANSWERS+=("$(last_answer <"$REPLIES/$i")"); done
+  for i in "${!hosts[@]}"; do ANSWERS+=("$(last_answer <"$REPLIES/$i" | plain)"); done
   rm -r -- "$REPLIES"
   trap - EXIT
 }
@@ -202,8 +202,7 @@ is_intact() { # SNAPSHOT DIGEST_LINE
   done <"$1.made-from"
 }
 
-# Checks weights not made by an earlier phase. Caffe reads an empty file or an HTML page as a net without layers,
-# and then trains from random weights.
+# Checks weights not made by a phase. From an empty file or a web page Caffe reads no layers, and trains from random weights.
 check_weights() { # FILE NAME
   local file
   for file in "" ${MADE[@]+"${MADE[@]}"}; do [[ $1 != "$file" ]] || return 0; done
@@ -282,8 +281,7 @@ stage() {
   [[ -z $failed ]] || stop 3 "$LMDB: staging failed on ${failed//: refused /: }; check ssh and the disks there"
 }
 
-# Writes a command's output to a log, and shows it. The command writes directly to the log, so that mpiexec never
-# writes to a broken pipe, not even if the terminal is closed or this script ends.
+# Logs a command's output, and shows it. The command itself writes to the log, so that mpiexec never gets a broken pipe.
 logged() { # NAME COMMAND...
   local log=$STATE/$1.log child status=0
   shift
@@ -348,7 +346,7 @@ check_log() { # NAME STOP_ITER
 # Prints a stamp that changes whenever the file is written. Refuses files and folders that others could have made.
 stamp_on() { # HOST VERB FILE
   local answer
-  answer=$( (run_node "$1" "$2" "$3" "$PWD") | last_answer) || true
+  answer=$( (run_node "$1" "$2" "$3" "$PWD") | last_answer | plain) || true
   [[ $answer != refused* ]] || stop 3 "$1:$3: ${answer#refused }; ask its owner to remove it, or snapshot to another folder"
   printf '%s' "${answer#present }"
 }
@@ -427,8 +425,7 @@ evaluate_model() { # NET BATCHES MODEL LOG_NAME
   say "done: $3: ${means//$'\n'/, } ($result)"
 }
 
-# Refuses a folder in which other users can create files, since links made by them would be followed; also if they could
-# have put there what we read or run.
+# Refuses a folder in which others can create files, as their links would be followed, and paths that they could change.
 check_own() { # HINT FOLDER [PATH...]
   local answer
   answer=$(sh "$NODE" trust "$2" "$PWD" "${@:3}" | last_answer) || true

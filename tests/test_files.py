@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import select
 import socket
 import struct
@@ -310,6 +312,19 @@ def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
         else:
             with pytest.raises(PermissionError, match="a group can replace files in its folder"):
                 write_whole({shared / "project" / "file": b"new"})
+
+
+def test_a_group_of_the_user_s_name_with_other_members_is_not_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own").chmod(0o775)
+    own = pwd.getpwuid(os.geteuid())
+    os.chown(tmp_path / "own", -1, own.pw_gid)
+    for members, is_shared in (([], False), ([own.pw_name], False), ([own.pw_name, "colleague"], True)):
+        group = grp.struct_group((own.pw_name, "x", own.pw_gid, members))
+        monkeypatch.setattr(grp, "getgrgid", lambda number, group=group: group)
+        assert is_changed_by_group(tmp_path / "own") == is_shared
 
 
 def test_users_in_an_access_control_list_count_like_a_group(tmp_path: Path, shared: Path) -> None:

@@ -29,8 +29,11 @@ trust_owner_of() {
 }
 
 # GROUP FOLDER: is it the user's private group? Many systems give each user a group of the same name, without other members.
-# With an access control list (`+`), the mode's bits of the group stand for all whom the list names.
-is_private_group() { case $(ls -ld -- "$2") in ??????????+*) false ;; *) [ "$1 $(id -gn)" = "$(id -g) $(id -un)" ] ;; esac; } 2>/dev/null
+# With an access control list (`+`), the mode's bits of the group stand for all whom the list names. A host may lack getent.
+is_private_group() {
+    case $(getent group "$1" | cut -d : -f 4) in '' | "$(id -un)") ;; *) return 1 ;; esac
+    case $(ls -ld -- "$2") in ??????????+*) false ;; *) [ "$1 $(id -gn)" = "$(id -g) $(id -un)" ] ;; esac
+} 2>/dev/null
 
 # STEP: prints how it relates to $target, as the start of a sentence that continues with `belongs to`.
 relation() {

@@ -361,6 +361,10 @@ def test_a_group_may_write_in_a_folder_of_its_own_and_not_where_everybody_has_fi
     alone = 'is_private_group "$(id -g)" "$1" && echo yes; echo no'
     private = "yes" in call(shell, alone, str(lmdb), cwd=tmp_path)
     assert (judge("yes") == "trusted") == private
+    for members, is_shared in (("", False), ("$(id -un)", False), ("$(id -un),colleague", True)):
+        answers = f'getent() {{ echo "me:x:$2:{members}"; }}; {alone}'
+        found = "yes" in call(shell, answers, str(lmdb), cwd=tmp_path)
+        assert found == (private and not is_shared), members
 
 
 def test_a_second_staging_waits_for_the_first_and_uses_its_copy(lmdb: Path, tmp_path: Path) -> None:
