@@ -317,9 +317,9 @@ def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
     """Resolve a path step by step, as the kernel would; raises OSError for a step that is not trusted.
 
     With `is_folder` the last step names a folder, and a link there is not followed. `is_shared` is true in a
-    folder where anybody can create files: what nobody else can change there, nobody else can exchange, so
-    what is below that is judged as anywhere. In node.sh this ends only at a folder of root's, since it
-    trusts the owners of files outside of shared folders, whereas links and files of others are refused here.
+    folder where anybody can create files; below a folder there that nobody else can change, it is false
+    again. In node.sh it becomes false only below a folder of root's, because node.sh trusts the owners of
+    files outside of shared folders, whereas links and files of others are refused here.
     """
     steps = _split(os.path.join(Path.cwd(), path))  # noqa: PTH118 - Path would drop the step before ".."
     folder = os.open("/", _PASS)
@@ -437,8 +437,9 @@ def _write(place: _Place, part: str, data: bytes, mode: int, is_synced: bool) ->
         stream.write(data)
         if before is not None:
             kept = stat.S_IMODE(before.st_mode)
-            if before.st_uid != os.geteuid():  # the mode of a planted file must not open ours to its owner
-                kept &= stat.S_IMODE(os.fstat(file).st_mode) & ~stat.S_IWOTH  # which the umask has left
+            # A planted file must not open ours to its owner: keep no bit that the umask denies.
+            if before.st_uid != os.geteuid():
+                kept &= stat.S_IMODE(os.fstat(file).st_mode) & ~stat.S_IWOTH
             # Make a script executable for all who may read it.
             os.fchmod(file, kept | (kept & 0o444) >> 2 if mode & stat.S_IXUSR else kept)
         if is_synced:

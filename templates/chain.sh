@@ -100,11 +100,10 @@ is_here() { # HOST
 }
 
 # ssh and scp that never prompt, add no host keys and forward no agent, regardless of ~/.ssh/config. They exec, so
-# that a signal reaches ssh itself; call them in a subshell. Of what a host prints, only plain text reaches a terminal.
+# that a signal reaches ssh itself; call them in a subshell.
 readonly STRICT_SSH=(-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no)
-plain() { tr -d '\015' | tr -c '\011\012\040-\176' '?'; }
-ssh() { exec ssh "${STRICT_SSH[@]}" "$@" 2> >(plain >&2 7>&- 9>&-); }
-scp() { exec scp "${STRICT_SSH[@]}" "$@" 2> >(plain >&2 7>&- 9>&-); }
+ssh() { exec ssh "${STRICT_SSH[@]}" "$@"; }
+scp() { exec scp "${STRICT_SSH[@]}" "$@"; }
 
 # The same for the ssh that hydra starts. In a batch job it may start srun instead, for which `-o` names an output file.
 configure_hydra() {
@@ -141,6 +140,7 @@ $(<"$NODE")"
 }
 
 last_answer() { tr -d '\000-\011\013-\037\177' | sed -n 's/^caffe-recipes: //p' | tail -n 1; } # as printable text
+plain() { tr -c '\012\040-\176' '?'; } # what a host answers, as ASCII
 
 # Runs node.sh on all hosts at the same time; ANSWERS are in the order of the hosts.
 ask_each() { # HOST... -- VERB PATH WORD...

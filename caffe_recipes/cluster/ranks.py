@@ -32,8 +32,8 @@ _KILL_S = 5.0
 # Time to connect to a host, in addition to the work there.
 _CONNECT_S = 5.0
 _NAME = re.compile(r"[0-9a-f]{16}(/[A-Za-z0-9._-]+)?")
-_PROCESS = re.compile(r"process (\d+) (\d+) (\d+) (\d+|-) ([01]) (\S+) (\S+)")
-_LEFT = re.compile(r"left (\d+) (\S)")
+_PROCESS = re.compile(r"process (\d{1,9}) (\d{1,19}) (\d{1,19}) (\d{1,9}|-) ([01]) (\S+) (\S+)")
+_LEFT = re.compile(r"left (\d{1,9}) (\S)")
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ RETRY_S = 2.0
 _IDLE_LIMIT_S = 30.0
 # How long `close` waits for the hosts at most: a dead host would never answer.
 _CLOSE_S = 2.0
-_RANK = re.compile(r"rank (\d+) (\d+) (\S) (\d+) (\d+)")
+_RANK = re.compile(r"rank (\d{1,9}) (\d{1,9}) (\S) (\d{1,19}) (\d{1,19})")
 _NO_ANSWER = "no answer"
 
 

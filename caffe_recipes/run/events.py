@@ -40,7 +40,10 @@ class Event:
 
     @classmethod
     def decode(cls, details: Mapping[str, Any]) -> Self:
-        """Create the event from a journal's fields; raises TypeError, KeyError or ValueError if invalid."""
+        """Create the event from a journal's fields.
+
+        Raises TypeError, KeyError, ValueError or OverflowError if they are invalid.
+        """
         event: Self = _from_json(cls, details)
         return event
 
@@ -99,7 +102,10 @@ _FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _from_json(kind: Any, details: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any dataclass
-    """Create a dataclass from JSON, ignoring unknown fields; raises TypeError or ValueError if invalid."""
+    """Create a dataclass from JSON, ignoring unknown fields.
+
+    Raises TypeError, ValueError or OverflowError if they are invalid.
+    """
     types = {each.name: str(each.type) for each in fields(kind)}
     values: dict[str, Any] = {}
     for name, value in details.items():

@@ -1,7 +1,6 @@
 """The interface between a run and the program that trains, and the types that both use: the steps of a run.
 
-No other module of `run` knows a program, except for those that implement this, and `plan`, which chooses
-one of them. Paths are relative to the Caffe root.
+Only `plan` chooses a program; `events`, `ensemble` and `preflight.storage` use parts of one. Paths are relative to the Caffe root.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ class Trainer(Protocol):
     the preflight checks that it needs besides those of every run. A program that `always_checkpoints` writes
     checkpoints even if the user asks for none.
 
-    What has a body here is what a program does unless it says otherwise.
+    A method with a body here is the default; a program overrides it where it differs.
     """
 
     title: ClassVar[str]

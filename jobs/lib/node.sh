@@ -68,7 +68,7 @@ check_step() {
     elif [ "$shared" = yes ]; then
         [ $((mode & 020)) = 0 ] || is_private_group "${group% *}" "$1" ||
             refuse "$(relation "$1")can be changed by the group $(stat -c %G -- "$1")"
-        [ "$owner" != 0 ] || [ "$me" = 0 ] || shared=no # unlike in a folder of ours, which others may have filled while it was open
+        [ "$owner" != 0 ] || [ "$me" = 0 ] || shared=no # others may have filled a folder of ours while it was open
     fi
 }
 

@@ -146,16 +146,11 @@ def test_an_answer_of_a_host_is_shown_as_printable_text(bare: StandInCluster) ->
     assert " on c401-001: ]0;owned[2Jby the host; ask its owner" in bare.refused(LMDB_SOURCE=SOURCE)
 
 
-def test_only_plain_text_of_a_host_is_shown(bare: StandInCluster) -> None:
+def test_only_ascii_of_an_answer_of_a_host_is_shown(bare: StandInCluster) -> None:
     evil = r"\302\233;31m \342\200\256reversed \233 \033[2J"
     answer = rf"printf '\ncaffe-recipes: refused {evil}\n'"
-    bare.hook("ssh", f"[[ $1 != c401-001 ]] || {{ printf 'banner: {evil}\r\n' >&2; {answer}; exit; }}")
-    done = bare.run(LMDB_SOURCE=SOURCE)
-    shown = done.stderr
-    assert done.returncode == 2
-    assert " on c401-001: ??;31m ???reversed ? [2J; ask its owner" in shown
-    assert "banner: ??;31m ???reversed ? ?[2J\n" in shown
-    assert shown.isascii() and "\x1b" not in shown
+    bare.hook("ssh", f"[[ $1 != c401-001 ]] || {{ {answer}; exit; }}")
+    assert " on c401-001: ??;31m ???reversed ? [2J; ask its owner" in bare.refused(LMDB_SOURCE=SOURCE)
 
 
 # What others can put at the path of a copy, its part or its stamp, in a shared /tmp.
