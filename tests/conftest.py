@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 
 def pytest_configure() -> None:
-    """Restore signals that nohup, or a shell's `&`, has us ignore: programs under test would, too."""
+    """Restore signals that nohup, or a shell's `&`, makes us ignore: programs under test inherit this."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

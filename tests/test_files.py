@@ -254,7 +254,7 @@ def test_a_folder_of_a_colleague_outside_of_shared_folders_is_used(tmp_path: Pat
 
 @as_root
 @pytest.mark.parametrize("user", [0, 1234])
-def test_below_a_folder_of_root_s_in_a_shared_one_a_colleague_is_trusted_as_outside(
+def test_a_colleague_is_trusted_below_a_root_owned_folder_in_a_shared_folder(
     shared: Path, monkeypatch: pytest.MonkeyPatch, user: int
 ) -> None:
     """As in `node.sh`: tests/cluster/staging/test_node.py has the same folders."""

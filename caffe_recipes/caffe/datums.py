@@ -33,7 +33,7 @@ _FAILED = _FULL | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno
 def writing(out: Path, then: str = "") -> Iterator[None]:
     """Turn an OSError while writing `out` into RunFailed if the machine is at fault, or else into DataError.
 
-    `then` is what to do after that. LMDB's own errors, whose codes are negative, pass unchanged.
+    `then` is what to do once the error is fixed. LMDB's own errors, whose codes are negative, pass unchanged.
     """
     try:
         yield

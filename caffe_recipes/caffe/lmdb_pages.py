@@ -137,7 +137,7 @@ class PageTree:
             raise _DamagedError(f"page {number:,} is not a {'branch' if kind == _BRANCH else 'leaf'}")
         if not _HEAD.size < places_end <= nodes <= self.page_bytes or places_end % 2:
             raise _DamagedError(f"page {number:,} has a damaged list of nodes")
-        left = self.page_bytes - nodes  # nodes that overlap could fill any memory from a small file
+        left = self.page_bytes - nodes  # from a small file, overlapping nodes could fill all memory
         for at in struct.unpack_from(f"<{(places_end - _HEAD.size) // 2}H", page, _HEAD.size):
             if not nodes <= at <= self.page_bytes - _NODE.size:
                 raise _DamagedError(f"page {number:,} has a damaged node at offset {at}")

@@ -70,9 +70,9 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def check_size(shape: Shape) -> None:
-    """Raise MisfitError for a blob that Caffe refuses for its size, whose product could take any time.
+    """Raise MisfitError for a blob that Caffe refuses for its size.
 
-    An unknown dimension counts as 1.
+    Multiplying more axes could take arbitrarily long. An unknown dimension counts as 1.
 
     >>> check_size((2**62, None, 2))
     Traceback (most recent call last):

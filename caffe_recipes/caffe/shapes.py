@@ -195,7 +195,7 @@ def _inputs(net: pb.NetParameter, where: str) -> dict[str, Shape | None]:
     dims = list(net.input_dim)
     shapes = shapes or [tuple(dims[i : i + 4]) for i in range(0, len(dims), 4)]
     try:
-        for shape in shapes:
+        for shape in shapes[: len(net.input)]:
             check_size(shape)
     except MisfitError as error:
         raise PrototxtError(where, f"input {error}", "write a smaller shape") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -58,9 +57,7 @@ def read_trainer(context: click.Context, option: click.Parameter, trainer: str |
     """Return the trainer; raises InputError for a word that is neither a trainer nor the path of one."""
     if trainer is None or trainer == OUR_TRAINER or "/" in trainer or trainer.startswith("-"):
         return trainer
-    if os.path.isfile(trainer):  # noqa: PTH113 - Path.is_file raises if the name is too long
-        return trainer
-    hint = f"give {OUR_TRAINER}, or the path of a Caffe binary, e.g. ./build/tools/caffe"
+    hint = f"give {OUR_TRAINER}, or the path of a Caffe binary from the Caffe root, e.g. ./caffe"
     raise InputError("--trainer", f"'{shorten(trainer)}' is not a trainer", hint)
 
 

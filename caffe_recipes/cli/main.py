@@ -162,7 +162,7 @@ def main() -> None:
         if error.filename:
             _fail(f"{error.filename}: {error.strerror}", 3 if error.errno in _FAILED else 2)
         _drop_output()
-        if _raised_in(error) in (click.utils.__file__, __file__):  # no run: those survive it
+        if _raised_in(error) in (click.utils.__file__, __file__):  # not a failed run: a run survives this
             why, hint = error.strerror, "check its disk, or write to another file"
             _fail(f"cannot write to standard output: {why}; {hint}", 2)
         _fail(str(error), 3 if error.errno in _FAILED else 2)

@@ -1,6 +1,7 @@
 """The interface between a run and the program that trains, and the types that both use: the steps of a run.
 
-Only `plan` chooses a program; `events`, `ensemble` and `preflight.storage` use parts of one. Paths are relative to the Caffe root.
+Only `plan` chooses a program; `events`, `ensemble` and `preflight.storage` use parts of one. Paths are
+relative to the Caffe root.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ def test_collapses_cycles_and_rises_that_become_too_long_are_warnings(smooth: bo
 
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("name", ["paper-f4-4096-120ep", LARGE, SMALL, "digits-cyclic"])
-def test_parts_that_keep_their_length_give_no_warning(name: str, smooth: bool) -> None:
+def test_a_phase_that_keeps_its_length_gives_no_warning(name: str, smooth: bool) -> None:
     source = load_recipe(name)
     made = rescale(source, RescaleTarget(batch=2 * source.cluster.global_batch, smooth=smooth))
     assert not [note for note in made.notes if "shortest" in note or "longest" in note]

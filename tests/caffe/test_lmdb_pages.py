@@ -158,7 +158,7 @@ def _first_page(data: bytearray, kind: int) -> int:
 
 @pytest.mark.parametrize("kind", [1, _LEAF], ids=["branch", "leaf"])
 @pytest.mark.parametrize("length", [512, 400], ids=["a long key", "keys that overlap"])
-def test_keys_that_take_more_memory_than_their_page_are_refused(
+def test_overlapping_nodes_and_keys_over_511_bytes_are_refused(
     tmp_path: Path, kind: int, length: int
 ) -> None:
     def lengthen(data: bytearray) -> None:

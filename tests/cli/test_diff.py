@@ -751,11 +751,11 @@ def test_a_repository_cannot_name_another_folder_as_its_working_tree(repo: Path,
     os.chdir(repo / "inner")
     git("config", "core.worktree", str(repo / name))
     code, output = call("HEAD")
-    what = f"{repo / name}: is the working tree of this repository, but does not hold both it and the current"
+    what = f"{repo / name}: is configured as the working tree, but does not contain this repository"
     assert (code, output.startswith(what), output.count("\n")) == (2, True, 0)
 
 
-def test_git_may_not_unpack_an_object_of_any_size(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_runs_with_a_limit_on_the_size_of_an_object(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = 'case $3 in *) echo "fatal: at most $GIT_ALLOC_LIMIT" >&2; exit 128;; esac'
     (here / "git").write_text(f"#!/bin/sh\n{script}\n")
     (here / "git").chmod(0o755)

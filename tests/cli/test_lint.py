@@ -76,7 +76,7 @@ def test_json_is_an_array(solver: Path) -> None:
     }  # fmt: skip
 
 
-def test_alone_omits_the_checks_of_a_whole_chain(solver: Path) -> None:
+def test_lint_alone_omits_the_checks_of_a_whole_chain(solver: Path) -> None:
     assert call("--alone", solver).returncode == 0
 
 

@@ -37,7 +37,7 @@ def test_a_log_that_cannot_be_read_is_one_line_and_exit_2(root: Path) -> None:
     assert done.stderr == "Error: runs: no run or recipe is named 'smal'; did you mean 'small-1'?\n"
 
 
-def test_an_unknown_name_gets_the_latest_runs(root: Path) -> None:
+def test_an_unknown_name_is_refused_with_the_latest_runs(root: Path) -> None:
     for number in (9, 10):
         shutil.copytree(root / "runs/small-1", root / f"runs/other-{number}")
     done = call(root, "x")

@@ -162,7 +162,7 @@ def test_an_interrupt_ends_with_130_and_without_a_traceback(tmp_path: Path) -> N
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("words", [["recipes"], ["summary", "digits-local:train_val"], ["schema"]])
-def test_output_to_a_full_disk_is_no_failed_run(words: list[str]) -> None:
+def test_output_to_a_full_disk_is_bad_input_and_not_a_failed_run(words: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, *words],

@@ -40,7 +40,7 @@ def test_numbers_as_people_write_them_are_read(kind: Kind, text: str, value: flo
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "1e400", "-1"])
-def test_a_time_is_accepted(text: str) -> None:
+def test_times_that_are_negative_or_not_finite_are_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         SECONDS.convert(text, None, None)
 

@@ -109,7 +109,7 @@ def test_an_answer_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(command.errors()) <= 1_000_000
 
 
-def test_of_long_errors_both_ends_are_kept() -> None:
+def test_both_ends_of_a_long_error_are_kept() -> None:
     script = "echo first >&2; head -c 3000000 /dev/zero | tr '\\0' x >&2; echo >&2; echo last >&2"
     lines = HOST.run(["sh", "-c", script]).stderr.splitlines()
     assert (lines[0], lines[-1]) == ("first", "last")

@@ -112,7 +112,7 @@ def test_an_answer_about_a_file_that_cannot_be_read_names_the_file() -> None:
 
 
 @pytest.mark.parametrize("record", ["", "absent", "trusted by nobody"])
-def test_only_a_plain_yes_makes_a_path_trusted(record: str) -> None:
+def test_an_answer_that_cannot_be_parsed_never_makes_a_path_trusted(record: str) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, record))
     with pytest.raises(HostFailed, match=r"^n1:/tmp/a: cannot parse the answer to `read`: "):
         check_trust(host, "read", "/tmp/a", "/root", hint="remove it")

@@ -74,7 +74,7 @@ def test_the_last_rank_that_continues_is_named() -> None:
     assert find_straggler(histories) == Straggler("d", 3, "only rank 3 continues; the others have ended")
 
 
-def test_ranks_that_all_wait_for_disks_or_all_end_are_no_stragglers() -> None:
+def test_ranks_that_all_wait_for_disks_or_all_end_are_not_stragglers() -> None:
     for states in ("RRRDDD", "RRR---"):
         waiting = {host: beats(host, states=states, first_rank=i) for i, host in enumerate(HOSTS)}
         assert find_straggler(waiting) is None

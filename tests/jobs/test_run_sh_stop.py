@@ -185,7 +185,7 @@ def test_a_time_to_stop_may_begin_with_0(cluster: StandInCluster, grace_s: str) 
     assert not is_alive(cluster)
 
 
-def test_an_unchecked_time_to_stop_starts_no_trainer(cluster: StandInCluster) -> None:
+def test_an_invalid_stop_grace_starts_no_trainer_even_if_it_is_not_checked(cluster: StandInCluster) -> None:
     chain = cluster.library / "chain.sh"
     chain.write_text(chain.read_text().replace("=~ ^[0-9]{1,6}$ ]] ||\n", "=~ . ]] ||\n"))
     cluster.hook("mpiexec.hydra", TRAINS_ON + WHOLE)

@@ -70,7 +70,7 @@ def test_a_mark_of_no_phase_stands_at_the_top_of_the_files_that_it_concerns(
     assert files_containing(make_recipe(marked({"key": key})), f"# Derived: {key}: {RULE}\n") == files
 
 
-def test_a_mark_of_all_solvers_is_next_to_its_field(make_recipe: MakeRecipe) -> None:
+def test_a_derived_value_of_the_solver_block_is_marked_in_every_solver(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(marked({"key": "solver.momentum"}))
     assert files_containing(recipe, f"\nmomentum: 0.9 # derived: {RULE}\n") == SOLVERS
     assert files_containing(recipe, "Derived") == set()

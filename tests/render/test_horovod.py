@@ -89,7 +89,7 @@ def test_a_script_gives_its_programs_the_arguments_of_the_source(tmp_path: Path,
 
 @pytest.mark.skipif(not SOURCE.is_file(), reason="the source's text is not here; its words are held above")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_source_has_these_arguments(name: str) -> None:
+def test_each_command_is_quoted_from_the_source(name: str) -> None:
     text = re.sub(r"\s+", " ", SOURCE.read_text("utf-8").replace("\\\n", " "))
     assert COMMANDS[name] in text
 
@@ -248,7 +248,7 @@ def test_a_recipe_without_tensorflow_has_none_of_these_files() -> None:
     assert render_horovod(cr.load_recipe("digits-local")) == {}
 
 
-def test_the_phases_state_what_the_join_costs() -> None:
+def test_a_solver_notes_that_momentum_is_lost_at_the_join() -> None:
     text = generate_all([RECIPE])["prototxt/tf-256n-90ep/solver_main.prototxt"]
     assert "Momentum is lost where this phase starts" in text
 

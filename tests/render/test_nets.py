@@ -89,7 +89,7 @@ def test_only_the_training_data_are_mirrored_by_data(make_recipe: MakeRecipe) ->
     assert (train.mirror, test.mirror, test.HasField("mirror")) == (True, False, True)
 
 
-def test_a_zero_that_only_one_engine_supports_is_marked(make_recipe: MakeRecipe) -> None:
+def test_the_zero_fillers_of_a_net_are_explained(make_recipe: MakeRecipe) -> None:
     text = render_net(make_recipe(), "train_val")
     assert text.count("filler { value: 0 } # the block starts as its shortcut") == 2
 

@@ -131,7 +131,7 @@ def test_a_net_of_a_row_of_a_family_is_named_after_the_row(here: Path) -> None:
     assert recipe_named("family.yaml:row") == "family.yaml:row"
 
 
-def test_a_row_named_of_a_recipe_without_rows_is_an_error(here: Path) -> None:
+def test_a_row_of_a_recipe_without_rows_is_an_error(here: Path) -> None:
     (here / "mine.yaml").write_text("name: mine\n")
     with pytest.raises(InputError, match=r"mine\.yaml: is not a family, so it has no row 'big'"):
         load_recipe(recipe_named("mine.yaml:big"))

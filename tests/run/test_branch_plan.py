@@ -164,6 +164,6 @@ def test_a_trainer_of_a_phase_that_is_not_to_be_trained_now_is_named(graph: Plac
         planned(graph, "a", "n1", "n2", state=state, until="side")
 
 
-def test_a_run_until_a_phase_before_the_branches_has_none(graph: Place) -> None:
+def test_side_by_side_is_refused_if_the_run_ends_before_the_branches(graph: Place) -> None:
     with pytest.raises(InputError, match="--side-by-side: small has no branches"):
         planned(graph, "a", "b", until="cyc1")

@@ -162,7 +162,7 @@ def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["{}/.manifest.json", "{}.manifest.json"])
-def test_no_manifest_of_records_is_used_that_another_user_could_have_put_there(
+def test_a_records_manifest_that_another_user_could_have_planted_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: DataPart, name: str
 ) -> None:
     for variable in SLURM_VARIABLES:

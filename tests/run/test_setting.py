@@ -102,7 +102,7 @@ def test_in_a_job_an_outdated_hostfile_is_ignored_and_its_foreign_hosts_are_name
         ("c401-001 slots=2\n", "hostfile:1: 'c401-001 slots=2' is not a host; using the job's hosts"),
     ],
 )
-def test_remains_of_another_run_in_the_caffe_root_fail_no_job(
+def test_a_stale_hostfile_in_the_caffe_root_does_not_fail_a_job(
     place: Place, monkeypatch: pytest.MonkeyPatch, text: str, why: str
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-002]")

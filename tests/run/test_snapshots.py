@@ -176,7 +176,7 @@ def test_a_folder_at_the_temporary_path_is_one_line(place: Place) -> None:
     assert not place.to.exists()
 
 
-def test_a_link_older_than_the_training_has_no_stamp(place: Place) -> None:
+def test_an_old_snapshot_is_refused_and_a_symbolic_link_gets_no_stamp(place: Place) -> None:
     place.snapshot.write_bytes(weights())
     stamp = own_file_stamp(place.host, str(place.snapshot), place.tmp)
     with pytest.raises(RunFailed, match="the snapshot is an old file, from before this training"):
@@ -225,7 +225,7 @@ def test_a_bad_snapshot_is_one_clear_line_and_not_kept(place: Place, bad: str) -
     assert list(place.to.parent.iterdir()) == []
 
 
-def test_among_ignored_layers_only_those_with_weights_count(tmp_path: Path) -> None:
+def test_an_ignored_layer_counts_only_if_it_has_weights(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(weights("ip1"))
     assert find_ignored_learned(["in", "ip1", "never"], tmp_path / "w") == ["ip1"]
     assert find_ignored_learned([], tmp_path / "w") == []

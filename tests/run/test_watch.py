@@ -289,7 +289,7 @@ def test_the_label_of_another_rank_is_not_part_of_the_last_line(tmp_path: Path) 
 COMPLAINT = "[libprotobuf ERROR google/protobuf/text_format.cc:274] Error parsing x: 1:2: no field y"
 
 
-def test_a_protobuf_error_is_no_failure_of_a_training_that_continues(tmp_path: Path) -> None:
+def test_a_protobuf_error_does_not_fail_a_training_that_continues(tmp_path: Path) -> None:
     assert find_failure(tail_of(tmp_path, COMPLAINT, log_line("Optimization Done.")), TRAINING) is None
 
 

@@ -245,7 +245,7 @@ def test_a_host_without_ranks_is_blamed_within_a_minute_of_the_others_first(scen
         "sh: 1: /usr/bin/hydra_pmi_proxy: not found",
     ],
 )
-def test_an_ssh_error_identifies_the_host_without_ranks_sooner(scene: Scene, line: str) -> None:
+def test_an_ssh_error_names_the_only_host_without_ranks_early(scene: Scene, line: str) -> None:
     dog, tail = watch(scene)
     scene.log.write_text(f"{line}\n")
     assert start_ranks(scene, dog, tail, 2) is None

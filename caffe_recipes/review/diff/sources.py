@@ -6,6 +6,7 @@ have no effect. Nothing that the repository's own configuration names is started
 
 from __future__ import annotations
 
+import math
 import os
 import posixpath
 import re
@@ -34,6 +35,7 @@ from caffe_recipes.review.naming import (
     find_named,
     is_pipe_or_device,
     is_prototxt,
+    is_prototxt_file,
     nothing_named,
     real_path,
     refuse_foreign_link,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 _WORD_BYTES = 1_000_000  # of git's answer to a question about one object, and of its messages
 _ENTRY_BYTES = 200  # of an entry in a list, on average
+_UNTRACKED_S = 10.0  # to look for files that are only mentioned
 _FILES = ("100644", "100755", "100664")  # modes of regular files, not of symbolic links or submodules
 
 
@@ -93,9 +96,11 @@ def top_folder() -> Path:
     if not top:
         raise InputError("", "this repository has no working tree", "give a second revision")
     # The configuration of a repository that came with its .git can name any other folder.
-    is_own = (Path(top) / ".git").exists() or "GIT_DIR" in os.environ
+    is_own = (Path(top) / ".git").exists() or bool({"GIT_DIR", "GIT_WORK_TREE"} & {*os.environ})
     if not is_own or not real_path(Path.cwd()).is_relative_to(real_path(Path(top))):
-        what = "is the working tree of this repository, but does not hold both it and the current folder"
+        what = (
+            "is configured as the working tree, but does not contain this repository and the current folder"
+        )
         raise InputError(top, what, "check core.worktree, or give a second revision")
     return Path(top)
 
@@ -123,19 +128,23 @@ def list_tracked() -> list[str]:
     return sorted({os.fsdecode(path) for path in _list_entries("ls-files", "-z", "--full-name", ":/")})
 
 
-def _list_untracked() -> list[str]:
-    """Return the prototxts and YAML files that git neither tracks nor ignores; none if there are too many."""
-    patterns = (f":/*{suffix}" for suffix in (*SUFFIXES, *RECIPE_SUFFIXES))
+def _list_untracked(limits: Sequence[str]) -> list[str]:
+    """Return the prototxts and YAML files that git neither tracks nor ignores.
+
+    They are only mentioned, so there are none if there are too many, or too many folders to look through.
+    """
+    patterns = [f":(top,literal){limit}" for limit in limits]
+    patterns = patterns or [f":/*{suffix}" for suffix in (*SUFFIXES, *RECIPE_SUFFIXES)]
     words = ("ls-files", "-z", "--full-name", "--others", "--exclude-standard", "--", *patterns)
-    with suppress(InputError):  # they are only mentioned
-        return sorted(map(os.fsdecode, _list_entries(*words)))
+    with suppress(InputError):
+        return sorted(map(os.fsdecode, _list_entries(*words, most_s=_UNTRACKED_S)))
     return []
 
 
-def _list_entries(*arguments: str) -> list[bytes]:
+def _list_entries(*arguments: str, most_s: float = math.inf) -> list[bytes]:
     """Return what git lists, each with a null byte at its end. Raises InputError for too many."""
     most = bound("git-entries")
-    data = _run_git(*arguments, max_bytes=_ENTRY_BYTES * most, max_entries=most)
+    data = _run_git(*arguments, max_bytes=_ENTRY_BYTES * most, max_entries=most, most_s=most_s)
     return data.split(b"\0")[:-1]
 
 
@@ -209,9 +218,13 @@ def _try_git(*arguments: str) -> str | None:
 
 
 def _run_git(
-    *arguments: str, stdin: bytes = b"", max_bytes: int = _WORD_BYTES, max_entries: int = sys.maxsize
+    *arguments: str,
+    stdin: bytes = b"",
+    max_bytes: int = _WORD_BYTES,
+    max_entries: int = sys.maxsize,
+    most_s: float = math.inf,
 ) -> bytes:
-    done = _start_git(*arguments, stdin=stdin, max_bytes=max_bytes, max_entries=max_entries)
+    done = _start_git(*arguments, stdin=stdin, max_bytes=max_bytes, max_entries=max_entries, most_s=most_s)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").splitlines() or [f"exit {done.returncode}"]
         raise InputError(
@@ -233,8 +246,10 @@ def _start_git(
     environment: Mapping[str, str] = {},
     max_bytes: int = _WORD_BYTES,
     max_entries: int = sys.maxsize,
+    most_s: float = math.inf,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git to its end. Raises InputError, and ends it, if it prints too much or takes over MOST_GIT_S."""
+    """Run git to its end. Raises InputError, and ends it, if it prints too much or takes too long."""
+    most_s = min(most_s, MOST_GIT_S)
     command = f"git {arguments[0]}"
     try:
         git = subprocess.Popen(
@@ -249,7 +264,7 @@ def _start_git(
         raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
     assert git.stdin is not None and git.stdout is not None and git.stderr is not None
     end = partial(os.killpg, git.pid, signal.SIGKILL)
-    timer, begun = threading.Timer(MOST_GIT_S, end), time.monotonic()
+    timer, begun = threading.Timer(most_s, end), time.monotonic()
     with git, ThreadPoolExecutor(2) as pool:
         try:
             timer.start()
@@ -268,8 +283,8 @@ def _start_git(
             raise
         finally:
             timer.cancel()
-    if git.returncode == -signal.SIGKILL and time.monotonic() >= begun + MOST_GIT_S:
-        raise InputError(command, f"did not end within {MOST_GIT_S:.0f} s", "compare less, or check the disk")
+    if git.returncode == -signal.SIGKILL and time.monotonic() >= begun + most_s:
+        raise InputError(command, f"did not end within {most_s:.0f} s", "compare less, or check the disk")
     return subprocess.CompletedProcess(arguments, git.returncode, stdout, stderr)
 
 
@@ -606,20 +621,28 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
     top, wanted = top_folder(), _from_top(limits)
     blobs = list_files(old.oid, wanted)
     paths = [path for path in sorted({*list_tracked(), *blobs}) if _is_wanted(path, wanted)]
+    new = [
+        path
+        for path in _list_untracked(wanted)
+        if _is_wanted(path, wanted)
+        and (is_prototxt_file(top / path) or _is_new_recipe(path, top, wanted, max_bytes))
+    ]
     for limit in wanted:
-        if not any(_is_wanted(path, [limit]) for path in paths) and (top / limit).is_file():
+        is_new = (top / limit).is_file() or any(_is_wanted(path, [limit]) for path in new)
+        if is_new and not any(_is_wanted(path, [limit]) for path in paths):
             what = f"revision '{old.text}' has no such file, and git does not track yours"
             raise InputError(limit, what, "add it with `git add` to see it as an added file")
     _check_limits(wanted, paths)
     files = [path for path in paths if (top / path).is_file() and not (top / path).is_symlink()]
     before = _git_tree(old, ":", blobs, wanted, max_bytes)
     after = _disk_tree(_WORKING_TREE, "", top, files, wanted, max_bytes)
-    new = [
-        path
-        for path in _list_untracked()
-        if _is_wanted(path, wanted) and _is_compared(path, _read_or_error(top / path, max_bytes, top), wanted)
-    ]
     return before, replace(after, untracked=tuple(new))
+
+
+def _is_new_recipe(path: str, top: Path, limits: Sequence[str], max_bytes: int) -> bool:
+    if not path.endswith(RECIPE_SUFFIXES):
+        return False
+    return _is_compared(path, _read_or_error(top / path, max_bytes, top), limits)
 
 
 def _from_top(limits: Sequence[str]) -> list[str]:

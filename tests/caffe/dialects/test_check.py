@@ -185,7 +185,7 @@ def test_a_value_of_a_missing_field_is_not_reported_as_well() -> None:
     assert rules(text, "bvlc") == [("dialect-field", at)]
 
 
-def test_an_enum_in_a_list_is_checked() -> None:
+def test_a_list_of_enum_values_is_accepted() -> None:
     text = "layer { transform_param { resize_param { interp_mode: [LINEAR, CUBIC] } } }"
     assert rules(text, "surfsara") == []
     assert rules(text, "nvcaffe") == []

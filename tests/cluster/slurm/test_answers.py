@@ -56,7 +56,7 @@ def test_scontrol_output_is_parsed_with_restarts_and_names_with_spaces(recorded:
         ),
     ],
 )
-def test_a_number_of_too_many_digits_is_an_answer_that_cannot_be_parsed(read: Callable[[], object]) -> None:
+def test_an_answer_with_too_many_digits_cannot_be_parsed(read: Callable[[], object]) -> None:
     with pytest.raises(ClusterError, match="its output cannot be parsed: "):
         read()
 

@@ -315,7 +315,7 @@ def test_in_any_shell_a_path_is_trusted_alike(tmp_path: Path, shell: list[str]) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play other users")
-def test_in_any_shell_a_colleague_below_a_folder_of_root_s_in_a_shared_one_is_trusted_as_outside(
+def test_every_shell_trusts_a_colleague_below_a_root_owned_folder_in_a_shared_folder(
     tmp_path: Path, shell: list[str]
 ) -> None:
     """As in `files`: tests/test_files.py has the same folders."""

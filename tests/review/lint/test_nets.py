@@ -27,7 +27,7 @@ NOTES = {
 }
 
 
-def test_the_nets_are_of_many_kinds() -> None:
+def test_all_12_nets_are_found() -> None:
     assert len(NETS) == 12
     assert NOTES.keys() <= {path.stem for path in NETS}
 

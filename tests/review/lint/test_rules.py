@@ -68,7 +68,7 @@ def test_each_check_finds_the_rules_that_it_carries_and_no_others() -> None:
     assert carried | set(DIFFERENCE_RULES) == RULES.keys()
 
 
-def test_a_rule_found_by_a_value_belongs_to_the_check_that_reads_it() -> None:
+def test_every_rule_about_refusals_belongs_to_check_refusals() -> None:
     refusals = ast.parse(Path(caffe_recipes.caffe.refusals.__file__).read_text())
     refused = {name for node in ast.walk(refusals) for name in id_of(node, ("Refusal",))}
     (check,) = (one for one in functions() if one.name == "check_refusals")

@@ -140,7 +140,7 @@ def test_attach_writes_and_locks_nothing(place: Place) -> None:
 
 
 @pytest.mark.parametrize("on", [None, "localhost"])
-def test_once_prints_the_state_of_a_run(place: Place, on: str | None) -> None:
+def test_attach_once_prints_the_state_of_a_run(place: Place, on: str | None) -> None:
     folder = make_run(place, started(), launched(), finished("init"), launched("cyc1"))
     (folder / "logs" / "cyc1-1.log").write_text(LOG)
     journal = folder / "journal.jsonl"
@@ -273,7 +273,7 @@ def test_the_work_of_earlier_processes_is_summarised(place: Place) -> None:
     assert not any("failed" in line for line in lines)
 
 
-def test_a_remark_of_a_run_is_shown_and_does_not_count_as_resuming(place: Place) -> None:
+def test_a_notice_is_shown_and_does_not_count_as_a_resume(place: Place) -> None:
     failed: Event = ("failed", {"phase": "init", "reason": "x"})
     remark: Event = ("notice", {"message": "first the end of side is waited for, which trains"})
     of_phase: Event = ("notice", {"message": "no checkpoint: the disk is full", "phase": "init"})

@@ -165,7 +165,7 @@ def test_a_job_that_completed_in_the_meantime_was_not_cancelled(tmp_path: Path, 
     assert canceller.journal().all[0].outcome == "submitted"
 
 
-def test_now_cancels_without_waiting(tmp_path: Path) -> None:
+def test_cancel_now_does_not_wait(tmp_path: Path) -> None:
     canceller = Canceller(tmp_path)
     canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
     canceller.cancel(now=True)

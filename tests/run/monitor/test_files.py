@@ -99,7 +99,7 @@ def test_runs_are_the_folders_that_hold_a_journal(files: RunFiles, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_only_names(
+def test_file_names_are_never_interpreted_by_a_shell(
     files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -212,7 +212,7 @@ def test_if_no_job_runs_the_output_of_the_last_started_one_is_written(place: Pla
     assert read_job(place) == "cyc1"
 
 
-def test_of_pending_jobs_the_first_is_named(place: Place) -> None:
+def test_the_first_pending_job_is_named(place: Place) -> None:
     submit_phases(place, "init", "cyc1")
     with pytest.raises(InputError, match=r"init.out: no such file: job 12 has not started"):
         read_job(place, Job(12, "small-init", State.PENDING), Job(13, "small-cyc1", State.PENDING))
@@ -233,7 +233,7 @@ def test_an_output_file_unknown_to_slurm_is_one_line(place: Place) -> None:
         read_job(place, Job(50, "mine", State.RUNNING))
 
 
-def test_a_run_waiting_for_its_job_has_no_log_with_the_reason(place: Place) -> None:
+def test_logs_reports_why_a_run_waiting_for_its_job_has_no_log(place: Place) -> None:
     submit(place)
     reader = Reader(place)
 

@@ -259,7 +259,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
         ("launched", "attempt", "-1e400"),
     ],
 )
-def test_a_number_in_a_journal_that_cannot_be_counts_as_damage(
+def test_an_impossible_number_in_a_journal_counts_as_damage(
     place: Place, event: str, field: str, value: str
 ) -> None:
     journal = write_run(place.root, place.recipe, *WHOLE) / "journal.jsonl"
@@ -273,7 +273,7 @@ def test_a_number_in_a_journal_that_cannot_be_counts_as_damage(
     assert "is not a journal line" in summarize_status(first)
 
 
-def test_for_one_run_its_process_is_looked_up_on_the_other_host(place: Place) -> None:
+def test_a_process_on_an_unreachable_host_is_reported_as_unknown(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="other"), launched())
     assert StatusViewer(place).all(no_slurm)[0].state == "unknown"
     host = StandInHost("other", fault=HostFailed("other", "cannot be reached"))

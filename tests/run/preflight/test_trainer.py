@@ -115,7 +115,7 @@ def test_a_caffe_that_hangs_is_ended_and_named_and_leaves_nothing(place: Place) 
     assert not Path((place.root / "where").read_text().strip()).exists()
 
 
-def test_an_answer_about_a_trial_with_too_many_digits_is_not_one() -> None:
+def test_a_trial_answer_with_too_many_digits_is_not_parsed() -> None:
     attempt = parse_attempt("tried 1 eA==")
     assert attempt is not None and (attempt.code, attempt.log) == (1, "x")
     assert parse_attempt(f"tried {'9' * 5000} eA==") is None

@@ -35,7 +35,7 @@ def test_a_jump_into_a_warmup_is_fixed_at_its_start(lint_solvers: LintSolvers) -
     assert found[0].write.startswith("warmup_start_lr: 0.501")
 
 
-def test_of_several_snapshots_the_one_with_the_nearest_rate_is_used_and_named(
+def test_the_snapshot_with_the_nearest_rate_is_used_and_named(
     lint_solvers: LintSolvers,
 ) -> None:
     many = {"power": 1, "snapshot": 100}

@@ -42,7 +42,7 @@ def test_the_rates_at_the_ends_are_those_of_the_stop(lint_solvers: LintSolvers) 
 
 
 @pytest.mark.parametrize("stop", [0, 1000, 2000])
-def test_an_ineffective_stop_changes_nothing(lint_solvers: LintSolvers, stop: int) -> None:
+def test_a_comment_about_an_ineffective_stop_gives_no_finding(lint_solvers: LintSolvers, stop: int) -> None:
     assert lint_solvers({"a": {"max_iter": f"1000 # stopped at {stop}"}}) == []
 
 

@@ -206,7 +206,7 @@ def test_every_block_of_a_layer_has_readers_that_are_types_of_this_caffe() -> No
         'type: "Pooling" pooling_param { kernel_size: 3 avg_include_pad: false }',
     ],
 )
-def test_fields_that_are_read_or_set_to_defaults_are_no_findings(body: str, check_text: CheckText) -> None:
+def test_fields_that_are_read_or_set_to_defaults_give_no_findings(body: str, check_text: CheckText) -> None:
     assert check_text(net(body)) == {}
 
 

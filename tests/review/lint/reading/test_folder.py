@@ -59,7 +59,7 @@ def test_the_order_of_phases_is_read_from_their_names(names: list[str]) -> None:
     assert ranks == sorted(set(ranks))  # type: ignore[type-var]
 
 
-def test_names_without_an_order_have_no_rank() -> None:
+def test_phase_names_without_an_order_have_no_position() -> None:
     assert [phase_order(name) for name in ("quick", "lenet", "adam", "x1y")] == [None] * 4
 
 
