@@ -18,7 +18,7 @@ from tests.cluster.tensorflow_root import MPI, TensorFlowRoot, needs_tensorflow
 pytestmark = [pytest.mark.cluster, needs_tensorflow]
 
 PROGRAM = str(Path(sys.executable).parent / "caffe-recipes")
-_PATIENCE_S = 500
+_PATIENCE_S = 1000  # more than the 15 minutes after which Slurm ends the job
 
 
 def test_a_submitted_run_trains_and_is_evaluated(slurm4: Slurm, tmp_path: Path) -> None:
