@@ -250,18 +250,7 @@ def _start_git(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git to its end. Raises InputError, and ends it, if it prints too much or takes too long."""
     most_s = min(most_s, MOST_GIT_S)
-    command = f"git {arguments[0]}"
-    try:
-        git = subprocess.Popen(
-            ["git", *_HARMLESS, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **_BOUNDED, **environment},
-            start_new_session=True,  # since `git` may be a script, whose processes are to end with it
-        )
-    except OSError as error:
-        raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
+    command, git = f"git {arguments[0]}", _open_git(arguments, environment)
     assert git.stdin is not None and git.stdout is not None and git.stderr is not None
     end = partial(os.killpg, git.pid, signal.SIGKILL)
     timer, begun = threading.Timer(most_s, end), time.monotonic()
@@ -286,6 +275,20 @@ def _start_git(
     if git.returncode == -signal.SIGKILL and time.monotonic() >= begun + most_s:
         raise InputError(command, f"did not end within {most_s:.0f} s", "compare less, or check the disk")
     return subprocess.CompletedProcess(arguments, git.returncode, stdout, stderr)
+
+
+def _open_git(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            ["git", *_HARMLESS, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **_BOUNDED, **environment},
+            start_new_session=True,  # since `git` may be a script, whose processes are to end with it
+        )
+    except OSError as error:
+        raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
 
 
 class _TooMuch(Exception):
