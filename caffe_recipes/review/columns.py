@@ -15,6 +15,7 @@ def keep_plain(text: str, colour: str) -> str:
 
 
 _LEAST = 15  # columns that the last column keeps before others are dropped
+_WIDEST = 200  # columns that all rows are padded to; a name of a megabyte would take one in each row
 
 
 def align_columns(
@@ -25,14 +26,17 @@ def align_columns(
 ) -> list[str]:
     """Pad each column to its widest cell; columns whose heading (first row) is in `right` are right-aligned.
 
-    Rows wider than `width` lose the columns headed `drop`, one by one; then the last column is wrapped.
+    A cell of over 200 characters widens only its own row. Rows wider than `width` lose the columns headed
+    `drop`, one by one; then the last column is wrapped.
 
     >>> align_columns([("phase", "epochs"), ("init", "9.5")], right={"epochs"})
     ['phase  epochs', 'init      9.5']
     >>> align_columns([("net", "ResNet-50 of 1000 classes")], width=22)
     ['net  ResNet-50 of 1000', '     classes']
+    >>> [len(line) for line in align_columns([("a" * 1000, "b"), ("c", "d")])]
+    [1003, 203]
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [min(max(map(len, column)), _WIDEST) for column in zip(*rows, strict=True)]
     if width is not None and rows and sum(widths) + 2 * (len(widths) - 1) > width:
         before = sum(widths[:-1]) + 2 * (len(widths) - 1)
         if drop and before + min(widths[-1], _LEAST) > width:
