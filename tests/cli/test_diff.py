@@ -467,6 +467,7 @@ def test_a_new_recipe_that_git_does_not_track_is_named_and_other_new_files_are_n
     hint = "run `git add` on what you want to compare"
     note = f"not compared: mine.yaml is new in the working tree; {hint}\n"
     assert call("HEAD") == (0, f"{note}no difference in meaning\n")
+    assert call("HEAD", "..") == (0, f"{note}no difference in meaning\n")
     assert call("HEAD", "--quiet") == (0, "")
     write(repo / "nets", a=NET, b=NET)
     note = f"not compared: mine.yaml, nets/a.prototxt, nets/b.prototxt are new in the working tree; {hint}\n"

@@ -96,11 +96,9 @@ def top_folder() -> Path:
     if not top:
         raise InputError("", "this repository has no working tree", "give a second revision")
     # The configuration of a repository that came with its .git can name any other folder.
-    is_own = (Path(top) / ".git").exists() or bool({"GIT_DIR", "GIT_WORK_TREE"} & {*os.environ})
+    is_own = (Path(top) / ".git").exists() or "GIT_DIR" in os.environ or "GIT_WORK_TREE" in os.environ
     if not is_own or not real_path(Path.cwd()).is_relative_to(real_path(Path(top))):
-        what = (
-            "is configured as the working tree, but does not contain this repository and the current folder"
-        )
+        what = "is configured as the working tree, but does not contain this repository and this folder"
         raise InputError(top, what, "check core.worktree, or give a second revision")
     return Path(top)
 
@@ -134,7 +132,8 @@ def _list_untracked(limits: Sequence[str]) -> list[str]:
     They are only mentioned, so there are none if there are too many, or too many folders to look through.
     """
     patterns = [f":(top,literal){limit}" for limit in limits]
-    patterns = patterns or [f":/*{suffix}" for suffix in (*SUFFIXES, *RECIPE_SUFFIXES)]
+    if not limits or "." in limits:
+        patterns = [f":/*{suffix}" for suffix in (*SUFFIXES, *RECIPE_SUFFIXES)]
     words = ("ls-files", "-z", "--full-name", "--others", "--exclude-standard", "--", *patterns)
     with suppress(InputError):
         return sorted(map(os.fsdecode, _list_entries(*words, most_s=_UNTRACKED_S)))
