@@ -312,7 +312,7 @@ def _predictions(shape: str, packed_bytes: int) -> Attack:
 
 
 def _mean(path: Path) -> object:
-    from caffe_recipes.engine.transform import load_mean
+    from caffe_recipes.caffe.weights import load_mean
 
     return load_mean(str(path))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from string import ascii_lowercase
 from typing import Literal
 
@@ -136,6 +137,23 @@ BUILDERS: dict[str, Callable[[str, Iterable[pb.LayerParameter], NetOptions], pb.
 }
 DEPTHS = (18, 34, 50, 101, 152)
 resnet50, resnet_small = BUILDERS["resnet50"], BUILDERS["resnet_small"]
+
+
+def smallest_input(builder: str) -> int:
+    """Return the side in pixels of the smallest images that the net of a builder takes.
+
+    >>> smallest_input("resnet_small"), smallest_input("resnet50")
+    (2, 3)
+    """
+    return next(px for px in count(1) if _takes(_SHAPES[builder], px))
+
+
+def _takes(shape: BlockShape, input_px: int) -> bool:
+    try:
+        _last_px(shape, input_px)
+    except MisfitError:
+        return False
+    return True
 
 
 def _last_px(shape: BlockShape, input_px: int) -> Dim:

@@ -27,7 +27,7 @@ Result = tuple[Shapes, Shapes]
 SCALAR: Shape = ()
 
 MAX_AXES = 32  # kMaxBlobAxes; Caffe stops at a blob with more
-_MAX_COUNT = 2**63 - 1  # LONG_MAX; lint reports blobs over BVLC's INT_MAX
+_MAX_COUNT = 2**63 - 1  # LONG_MAX, Intel's limit; lint reports blobs over INT_MAX, BVLC's
 
 
 class MisfitError(Exception):

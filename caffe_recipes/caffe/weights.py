@@ -1,7 +1,7 @@
-"""Read, check and write caffemodels and solverstates.
+"""Read, check and write caffemodels and solverstates; read mean images.
 
 If `--weights` names an empty file, a folder or an HTML page, Caffe trains from random weights and returns 0.
-The functions here raise WeightsError instead.
+The functions for weights raise WeightsError instead.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shape_rules import MAX_AXES, Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.caffe.upgrade import V1_TYPES
-from caffe_recipes.errors import WeightsError
-from caffe_recipes.files import NotAFileError, open_file, write_whole
+from caffe_recipes.errors import DataError, WeightsError
+from caffe_recipes.files import NotAFileError, load_within, open_file, write_whole
 from caffe_recipes.limits import hint_at_limit, limit
 
 M = TypeVar("M", bound=Message)
@@ -189,6 +189,24 @@ def blob_shape(blob: pb.BlobProto) -> tuple[int, ...]:
 def blob_values(blob: pb.BlobProto) -> Sequence[float]:
     """Return a blob's values in row-major order: `double_data` if present, as in Caffe, or else `data`."""
     return blob.double_data or blob.data
+
+
+def load_mean(path: str | Path) -> pb.BlobProto:
+    """Load a mean image, as compute_image_mean writes it. Raises DataError."""
+    data = load_within(path, "record-bytes", DataError, "give the path of a mean file")
+    try:
+        blob = parse_message(data, pb.BlobProto)
+    except ValueError:
+        blob = pb.BlobProto()
+    shape = mean_shape(blob)
+    if len(shape) != 3 or min(shape) < 1 or math.prod(shape) != len(blob_values(blob)):
+        raise DataError(path, "is not a mean file", "make it with compute_image_mean")
+    return blob
+
+
+def mean_shape(blob: pb.BlobProto) -> tuple[int, ...]:
+    """Return the (channels, height, width) of a mean image."""
+    return blob_shape(blob)[-3:]
 
 
 def packed_data(blob: pb.BlobProto) -> bytes:

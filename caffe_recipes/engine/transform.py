@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.weights import blob_shape, blob_values, parse_message
-from caffe_recipes.errors import DataError, InputError
-from caffe_recipes.files import load_within
+from caffe_recipes.caffe.weights import blob_values, load_mean, mean_shape
+from caffe_recipes.errors import InputError
 from caffe_recipes.limits import limit
 
 Pixels = NDArray[Any]  # (height, width, channels); uint8, or float32 if the Datum has floats
@@ -153,7 +152,7 @@ class Transform:
             self._resize = random_resize(param)
         elif param.HasField("random_aspect_ratio_param"):
             self._resize = random_aspect_ratio(param)
-        self._mean_image = load_mean(param.mean_file) if param.HasField("mean_file") else None
+        self._mean_image = _load_mean_pixels(param.mean_file) if param.HasField("mean_file") else None
         self._mean = np.array(param.mean_value, np.float32)
         self._scale = np.float32(param.scale)
 
@@ -225,14 +224,7 @@ def check_transform(param: pb.TransformationParameter) -> None:
             raise InputError("random_aspect_ratio_param", what, "correct them")
 
 
-def load_mean(path: str) -> NDArray[np.float32]:
-    """Return the mean image in a BlobProto file as (height, width, channels). Raises DataError."""
-    try:
-        data = load_within(path, "record-bytes", DataError, "give the path of a mean file")
-        blob = parse_message(data, pb.BlobProto)
-        values = np.array(blob_values(blob), np.float32).reshape(blob_shape(blob)[-3:])
-    except ValueError:
-        raise DataError(path, "is not a mean file", "make it with compute_image_mean") from None
-    if values.ndim != 3:
-        raise DataError(path, "is not a mean file", "make it with compute_image_mean")
-    return values.transpose(1, 2, 0)
+def _load_mean_pixels(path: str) -> NDArray[np.float32]:
+    """Return the mean image in a file as (height, width, channels). Raises DataError."""
+    mean = load_mean(path)
+    return np.array(blob_values(mean), np.float32).reshape(mean_shape(mean)).transpose(1, 2, 0)

@@ -53,6 +53,7 @@ def _of_caffe(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     if recipe.ensemble:
         yield from _wrong_phases(recipe.ensemble.members, names, ("ensemble", "members"))
     yield from _wrong_transform(recipe)
+    yield from _wrong_input(recipe)
     yield from _wrong_digits(recipe)
     yield from _wrong_tensorflow_run(recipe)
 
@@ -129,6 +130,18 @@ def _wrong_transform(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     if recipe.net.builder and crops[0] != crops[1] and any(net.test for net in recipe.nets.values()):
         what = f"train has {crops[0]} and test has {crops[1]}, but the net of a builder has one input size"
         yield ("data", "test", "crop_size"), what, "give one crop_size under `data`"
+
+
+def _wrong_input(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
+    """Find a crop that a builder's net needs and the recipe lacks, or that is too small for this net."""
+    from caffe_recipes.caffe.nets import smallest_input  # protobuf
+
+    builder, crop = recipe.net.builder, recipe.data.transform_of("train").crop_size
+    at: Location = ("data", "train", "crop_size") if recipe.data.train.crop_size else ("data", "crop_size")
+    if builder and crop is None:
+        yield at, f"net.builder {builder} needs it", "give it in pixels"
+    elif builder and crop is not None and crop < (least := smallest_input(builder)):
+        yield at, f"{crop} is too small for net.builder {builder}", f"give {least} or more"
 
 
 def _wrong_phases(

@@ -266,10 +266,7 @@ def _header(recipe: Recipe, name: str) -> tuple[str, ...]:
 def _build(recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
     given = recipe.net
     input_px = recipe.data.transform_of("train").crop_size
-    if input_px is None:
-        raise RecipeError(
-            recipe.name, f"net.builder {given.builder} needs data.crop_size", "give it in pixels"
-        )
+    assert input_px is not None  # the checks of a recipe refuse a builder without it
     fillers = given.fillers
     options = NetOptions(
         classes=given.classes,

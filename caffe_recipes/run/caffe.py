@@ -60,7 +60,7 @@ class Caffe(Trainer):
     initialization: ClassVar[str] = "the nets' fillers"
     failure_hint: ClassVar[str] = "give another Caffe with --caffe"
     checks: ClassVar[tuple[str, ...]] = (
-        *("trainer", "folders", "prototxts", "training data", "test data"),
+        *("trainer", "folders", "prototxts", "training data", "test data", "mean file"),
         *("starts from", "snapshots", "disk"),
     )
 
@@ -172,6 +172,13 @@ class Caffe(Trainer):
         own_net = recipe.net.prototxt and str(recipe.folder.absolute() / recipe.net.prototxt)
         more = (*weights, *filter(None, [own_net]), *recipe.data.mean_files)
         return (*solvers, *map(recipe.net_path, recipe.nets), *more)
+
+    @property
+    def mean_files(self) -> tuple[str, ...]:
+        """The mean file of training, and that of the tests if ranks test."""
+        data = self.recipe.data
+        tested = data.transform_of("test").mean_file if self.tests_on_ranks else None
+        return tuple(dict.fromkeys(filter(None, (data.transform_of("train").mean_file, tested))))
 
     def files(self) -> dict[str, str]:
         """Return the text of each prototxt, by the path that the solvers and the trainer use for it."""

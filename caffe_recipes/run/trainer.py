@@ -171,6 +171,11 @@ class Trainer(Protocol):
         """The files that the program runs or reads besides the data and what phases write."""
 
     @property
+    def mean_files(self) -> tuple[str, ...]:
+        """The mean images among `inputs` that each rank subtracts from those that it trains or tests on."""
+        return ()
+
+    @property
     def data_folder(self) -> str:
         """The folder on each node that holds the training data."""
 

@@ -134,6 +134,27 @@ def test_transformations_that_caffe_would_stop_at_are_refused(old: str, new: str
     assert what in str(refuse(changed(old, new)))
 
 
+@pytest.mark.parametrize(
+    ("crop", "message"),
+    [
+        ("  crop_size: 1", "34: data.crop_size: 1 is too small for net.builder resnet_small; give 2 or more"),
+        ("  # no crop", "20: data.crop_size: net.builder resnet_small needs it; give it in pixels"),
+    ],
+)
+def test_a_crop_that_a_builders_net_cannot_take_is_named_with_its_line(crop: str, message: str) -> None:
+    assert DIGITS.splitlines()[33] == "  crop_size: 28"
+    assert str(refuse(DIGITS.replace("  crop_size: 28", crop))) == f"mine.yaml:{message}"
+
+
+def test_a_crop_of_training_is_named_there_and_the_smallest_is_taken() -> None:
+    of_parts = DIGITS.replace("  crop_size: 28\n", "")
+    for key in ("    shuffle: true\n", "    batch_size: 359\n"):
+        of_parts = of_parts.replace(key, f"{key}    crop_size: 1\n")
+    what = "mine.yaml:27: data.train.crop_size: 1 is too small for net.builder resnet_small; give 2 or more"
+    assert str(refuse(of_parts)) == what
+    parse_recipe(of_parts.replace("crop_size: 1", "crop_size: 2"), "mine.yaml", Path())
+
+
 RECORDS = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
 
 

@@ -97,9 +97,3 @@ def test_the_zero_fillers_of_a_net_are_explained(make_recipe: MakeRecipe) -> Non
 def test_an_unknown_net_is_refused_with_the_nearest(make_recipe: MakeRecipe) -> None:
     with pytest.raises(RecipeError, match="no net 'train_vall' under `nets`; did you mean 'train_val'"):
         build_net(make_recipe(), "train_vall")
-
-
-def test_a_builder_without_a_crop_is_refused(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe(lambda raw: raw["data"].pop("crop_size"))
-    with pytest.raises(RecipeError, match=r"net\.builder resnet_small needs data\.crop_size"):
-        build_net(recipe, "train_val")

@@ -4,7 +4,7 @@ Find a solver's net: at its path under the Caffe root, or beside the solver.
 
 Read documents of any dialect, each once, and find mistakes in the text itself.
 
-Check that the LMDBs of data layers can be read, if they exist on this machine.
+Check that the LMDBs and mean files of data layers can be read, if they exist on this machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, empty_file_error, parse_document, read_prototxt
 from caffe_recipes.caffe.text.writer import string_text
+from caffe_recipes.caffe.weights import load_mean
 from caffe_recipes.errors import DataError, PrototxtError
 from caffe_recipes.render.headers import MARK
 from caffe_recipes.review.inspect.nets import read_first_datum
@@ -228,25 +229,40 @@ def count_records(source: str, root: Path | None) -> int:
     what="{place} {fault}",
     effect="Caffe stops or reads no record; lint cannot check its images",
 )
+@path_rule(
+    "mean-unreadable",
+    "warning",
+    "a mean file that exists here but is not a mean image",
+    what="{place} {fault}",
+    effect="Caffe stops when it reads it",
+)
 def check_records(net: Document[pb.NetParameter], root: Path | None) -> Iterator[Finding]:
-    """Find LMDBs that exist here but are empty or damaged; each once, at the first layer that reads it."""
-    seen: set[str] = set()
+    """Find LMDBs and mean files that exist here but are empty or damaged; each once, at its first layer.
+
+    Those that do not exist here may exist on the cluster, where `preflight` looks for them.
+    """
+    seen: set[tuple[str, str]] = set()
     for index, layer in enumerate(net.message.layer):
-        source = layer.data_param.source
-        if source in seen:
-            continue
-        seen.add(source)
-        try:
-            read_first_datum(source, root)
-        except DataError as error:
-            where = net.where(f"layer[{index}].data_param.source")
-            yield finding(
-                "lmdb-unreadable",
-                where,
-                write=error.hint or "build the LMDB again",
-                place=error.where,
-                fault=error.what,
-            )
+        source, mean = layer.data_param.source, layer.transform_param.mean_file
+        for rule, key, path, read in (
+            ("lmdb-unreadable", "data_param.source", source, read_first_datum),
+            ("mean-unreadable", "transform_param.mean_file", mean, _read_mean),
+        ):
+            if (rule, path) in seen:
+                continue
+            seen.add((rule, path))
+            try:
+                read(path, root)
+            except DataError as error:
+                where = net.where(f"layer[{index}].{key}")
+                write = error.hint or "build the LMDB again"
+                yield finding(rule, where, write=write, place=error.where, fault=error.what)
+
+
+def _read_mean(path: str, root: Path | None) -> None:
+    """Load a mean file, if there is one here. Raises DataError."""
+    if path and is_file((root or Path()) / path):
+        load_mean((root or Path()) / path)
 
 
 GPU_DIALECTS = ("bvlc", "nvcaffe")

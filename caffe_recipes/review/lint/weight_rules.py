@@ -825,7 +825,8 @@ def _score_source(phase: PhaseNet, i: int, b: int) -> Blob | None:
     "error",
     "a blob of more than 2,147,483,647 numbers",
     what="{layer} {kind} a blob of shape {shape}, which has {count:,} numbers",
-    effect="Caffe stops: blob size exceeds INT_MAX",
+    effect="BVLC's and NVIDIA's Caffe stop: blob size exceeds INT_MAX; Intel's allows it (its limit is "
+    "LONG_MAX), but layers such as ReLU count in 32 bits, so the count overflows",
     write="a smaller batch_size, num_output or image",
 )
 def _check_blob_sizes(phase: PhaseNet) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from caffe_recipes.run.journal import name_branch
 from caffe_recipes.run.plan import find_servers
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem, fold_names
 from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, RankOwner, lmdb_path, look_at_nodes
-from caffe_recipes.run.preflight.storage import judge_disk, judge_snapshots
+from caffe_recipes.run.preflight.storage import judge_disk, judge_means, judge_snapshots
 from caffe_recipes.run.preflight.trials import judge_programs, try_trainer
 from caffe_recipes.units import describe_bytes
 from caffe_recipes.wording import describe_count, describe_names, plural
@@ -376,4 +376,5 @@ def _unable_to_lead(view: NodeView, unfit: Collection[str]) -> Iterator[HostProb
 
 _JUDGES: Sequence[Callable[[NodeView], Sequence[HostProblem]]] = (
     *(judge_hosts, judge_launches, judge_cores, judge_memory, judge_tmp, judge_clocks, judge_programs),
+    judge_means,
 )

@@ -294,7 +294,7 @@ def _questions(setting: Setting, plan: RunPlan) -> list[Question]:
     return [
         ("root", str(setting.root)),
         *([] if setting.profile.container else [("program", setting.path(setting.program))]),
-        ("file", lmdb_path(setting)),
+        *(("file", path) for path in (lmdb_path(setting), *map(setting.path, setting.trainer.mean_files))),
         ("folder", setting.path(setting.trainer.data_folder)),
         *(("text", setting.path(path)) for path in plan.files),
         *(("folder", folder) for folder in snapshot_folders(setting, plan)),

@@ -4,6 +4,7 @@
 - the folders of the Caffe root that a run writes to on this machine,
 - the LMDBs: on the hosts or to be staged, complete, with labels within the net's classes,
   and with images as large as the crop,
+- mean files: on the hosts, and as large as the images,
 - TFRecords: on the hosts or to be staged, complete, and those of the recipe,
 - the disks of the first host and of this machine: free space, and snapshots that nobody else can replace.
 """
@@ -14,12 +15,13 @@ import os
 import posixpath
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from caffe_recipes.caffe.datums import BadLabel, ImageShape, check_datums
+from caffe_recipes.caffe.weights import load_mean, mean_shape
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import DIGEST_S, LocalHost, ask_all, file_bytes, file_digest
 from caffe_recipes.cluster.staging.relay import DATA
@@ -290,7 +292,7 @@ def _find_untrusted(view: NodeView, part: DataPart) -> list[HostProblem]:
 
 
 def _builder(view: NodeView, path: Path, part: DataPart) -> str:
-    _check_crop(path, view, part, [(3, digits.SIDE_PX, digits.SIDE_PX)])
+    _check_sizes(path, view, part, [(3, digits.SIDE_PX, digits.SIDE_PX)])
     for module in ("sklearn", "cv2"):
         if find_spec(module) is None:
             hint = "install the extra 'local' of caffe-recipes (see its README)"
@@ -321,7 +323,7 @@ def _check_records(path: Path, view: NodeView, part: DataPart) -> tuple[str, lis
             raise
         hint = f"write `classes: {error.label + 1}`, or more, in the recipe, or {error.hint}"
         raise error.reworded(hint=hint) from None
-    _check_crop(path, view, part, seen.shapes)
+    _check_sizes(path, view, part, seen.shapes)
     sampled = "" if seen.checked == seen.count else f" of {seen.checked:,}"
     records = f"{seen.count:,} records, labels{sampled} within the classes"
     if seen.count == images:
@@ -332,8 +334,11 @@ def _check_records(path: Path, view: NodeView, part: DataPart) -> tuple[str, lis
     return records, [CheckResult(subject, f"{what}; {hint}", warns=True)]
 
 
-def _check_crop(path: Path, view: NodeView, part: DataPart, shapes: Iterable[ImageShape]) -> None:
-    """Raise DataError for an image that is smaller than its crop, at which the trainer would stop."""
+def _check_sizes(path: Path, view: NodeView, part: DataPart, shapes: Collection[ImageShape]) -> None:
+    """Raise DataError for an image at whose size the trainer would stop, unless images are resized first.
+
+    That is an image smaller than its crop, or with another shape than the mean image.
+    """
     recipe = _recipe_of(view)
     trained = [recipe.nets[recipe.phase(step.phase).net] for step in view.plan.trainings]
     resizes = (
@@ -341,12 +346,88 @@ def _check_crop(path: Path, view: NodeView, part: DataPart, shapes: Iterable[Ima
         if part == "train"
         else recipe.data.test.shorter_side_px is not None
     )
-    crop = recipe.data.transform_of(part).crop_size or 0
+    if resizes:
+        return
+    own = recipe.data.transform_of(part)
+    crop = own.crop_size or 0
     _, height, width = min(shapes, key=lambda shape: min(shape[1:]), default=(0, crop, crop))
-    if not resizes and min(height, width) < crop:
+    if min(height, width) < crop:
         what = f"has an image of {width}x{height} pixels, which is smaller than crop_size: {crop}"
         hint = f"write `crop_size: {min(height, width)}`, or less, in the recipe, or use larger images"
         raise DataError(path, what, hint)
+    mean = _known_mean(Path(view.setting.path(own.mean_file))) if own.mean_file else None
+    first = 1 if own.force_color or own.force_gray else 0  # which change the number of channels
+    other = next((shape for shape in shapes if mean and shape[first:] != mean[first:]), None)
+    if mean and other:
+        what = f"has an image of {_show_size(other)}, but mean_file is of {_show_size(mean)}"
+        raise DataError(path, what, "make it of these images with compute_image_mean, or write mean_value")
+
+
+def _known_mean(path: Path) -> tuple[int, ...] | None:
+    """Return the shape of a mean image; None without one here, which `check_means` reports."""
+    try:
+        return mean_shape(load_mean(path))
+    except DataError:
+        return None
+
+
+def _show_size(shape: Sequence[int]) -> str:
+    """Return the shape of an image as text.
+
+    >>> _show_size((3, 480, 640))
+    '640x480 pixels and 3 channels'
+    """
+    channels, height, width = shape
+    return f"{width}x{height} pixels and {describe_count(channels, 'channel')}"
+
+
+def check_means(view: NodeView) -> list[CheckResult]:
+    """Check the mean files that the ranks read, and the one that the evaluation reads here, if there are any.
+
+    Raises DataError for a file that is read here and is not a mean image.
+    """
+    setting, read = view.setting, _means_of_ranks(view)
+    tested = _recipe_of(view).data.transform_of("test").mean_file if view.plan.testings else None
+    if read and not view.facts:
+        return view.skip_unreachable("mean file")
+    if problems := judge_means(view):
+        return as_findings("mean file", problems)
+    paths = dict.fromkeys([*read, *filter(None, [tested])])
+    is_host = any(host.is_local for host in view.hosts)
+    for path in paths:
+        # A path outside the Caffe root, which all hosts share, may lead to another file on each host.
+        if is_host or path == tested or Path(setting.path(path)).is_relative_to(setting.root):
+            load_mean(setting.path(path))
+    return [CheckResult("mean file", ", ".join(paths))] if paths else []
+
+
+def judge_means(view: NodeView) -> list[HostProblem]:
+    """Return the hosts where a mean file is missing, empty, unreadable, or not as long as on the others."""
+    paths = map(view.setting.path, _means_of_ranks(view))
+    return [problem for path in paths for problem in _judge_mean(view, path)]
+
+
+def _means_of_ranks(view: NodeView) -> tuple[str, ...]:
+    return view.setting.trainer.mean_files if view.unfinished else ()
+
+
+def _judge_mean(view: NodeView, path: str) -> Iterator[HostProblem]:
+    seen = {name: facts.sizes[path] for name, facts in view.facts.items()}
+    sizes = [size for size, is_readable in seen.values() if size and is_readable]
+    common = max(sizes, key=sizes.count, default=0)
+    for host, (size, is_readable) in seen.items():
+        if size is None:
+            what = "no such file there"
+        elif not is_readable:
+            what = "is not a file that can be read"
+        elif not size:
+            what = "is empty"
+        elif size != common:
+            what = f"has {size:,} bytes, but the others have {common:,}"
+        else:
+            continue
+        hint = "every rank reads it: copy it there, or correct `mean_file` in the recipe"
+        yield HostProblem(host, what, hint, path)
 
 
 # Files of checkpoints that exist at a time: two pairs are kept, and a third is being written.

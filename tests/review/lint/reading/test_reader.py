@@ -66,6 +66,25 @@ def test_an_lmdb_that_cannot_be_read_is_a_warning(
     assert ":" in found.where.removeprefix(str(tmp_path))
 
 
+@pytest.mark.parametrize("content", [b"", b"<html>"])
+def test_a_mean_file_that_is_not_one_is_a_warning(
+    lint_solvers: LintSolvers, tmp_path: Path, content: bytes
+) -> None:
+    net = net_text("TRAIN", "TEST", more='mean_file: "mean.binaryproto"')
+    (tmp_path / "own" / "train_val.prototxt").write_text(net)
+
+    def found() -> list[tuple[str, str, str]]:
+        lints = lint_solvers({"a": {}}, caffe_root=tmp_path)
+        return [(one.id, one.severity, one.what) for one in lints if one.id == "mean-unreadable"]
+
+    assert found() == []  # it may exist on the cluster
+    mean = tmp_path / "mean.binaryproto"
+    mean.write_bytes(content)
+    assert found() == [("mean-unreadable", "warning", f"{mean} is not a mean file")]
+    mean.write_bytes(pb.BlobProto(num=1, channels=1, height=1, width=2, data=[1, 2]).SerializeToString())
+    assert found() == []
+
+
 def test_raw_datums_that_the_augmentation_scrambles_are_found(
     lint_solvers: LintSolvers, tmp_path: Path
 ) -> None:
