@@ -316,7 +316,13 @@ def build(
         raise click.UsageError("Missing option '--out'.", click.get_current_context())
     order.check(out)
     require_opencv(out)
-    from caffe_recipes.data.build import check_output, check_settings, load_pictures, plan_build
+    from caffe_recipes.data.build import (
+        check_output,
+        check_planned,
+        check_settings,
+        load_pictures,
+        plan_build,
+    )
 
     check_settings(settings)  # before listing a million images
     for path in filter(None, (out, order.test_out)):
@@ -330,6 +336,8 @@ def build(
         (path, plan_build(part, settings, seed=seed, classes=pictures.classes))
         for path, part in order.outputs(found, out)
     ]
+    for path, plan in plans:  # both, since the first LMDB may take hours
+        check_planned(plan, path)
     for path, plan in plans:
         _build_lmdb(plan, path, workers or len(os.sched_getaffinity(0)), skip_bad=skip_bad)
 
