@@ -114,6 +114,18 @@ def test_a_pipe_gets_the_columns_of_a_terminal_and_wide_gets_all(net: Path) -> N
     assert "bottoms -> tops" in summary(net, "--wide").stdout
 
 
+@pytest.mark.parametrize("form", ["--csv", "--json"])
+def test_csv_and_json_have_all_columns_with_and_without_wide(net: Path, form: str) -> None:
+    assert summary(net, form, "--wide").stdout == summary(net, form).stdout
+    assert summary(net, "--wide", form).stdout == summary(net, form).stdout
+
+
+def test_csv_and_json_contradict_each_other(net: Path) -> None:
+    done = summary(net, "--csv", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: --csv: cannot be combined with --json; give one of them\n"
+
+
 def test_columns_limits_the_lines_of_a_pipe_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert max(map(len, summary(RESNET50).stdout.splitlines())) > 80
