@@ -80,7 +80,7 @@ def test_json_and_graph_go_together(net: Path) -> None:
         (["stampede2-64n-72epp"], "did you mean 'stampede2-64n-72ep'?"),
         (["stampede2-64n-72ep:nett"], "no net 'nett'"),
         (["."], "is a folder with several nets; give one: ./net.prototxt, "),
-        (["wrong.prototxt"], "wrong.prototxt: layer 'c' (Convolution) has kernel_size 11"),
+        (["wrong.prototxt"], "wrong.prototxt:3:19: layer 'c' (Convolution) has kernel_size 11"),
         (["solver.prototxt"], "its net 'gone.prototxt' was not found; give --caffe-root"),
     ],
 )
@@ -112,6 +112,37 @@ def test_the_graph_s_kind_follows_from_its_name(net: Path, name: str, mark: byte
 def test_a_pipe_gets_the_columns_of_a_terminal_and_wide_gets_all(net: Path) -> None:
     assert "layer  type         kernel  output" in summary(net).stdout
     assert "bottoms -> tops" in summary(net, "--wide").stdout
+
+
+_INPUT = "input: 'x' input_dim: 1 input_dim: 3 input_dim: 4 input_dim: 4"
+_TWINS = """layer { name: 'c' type: 'DummyData' top: 'x' dummy_data_param { shape { dim: 2 } }
+  include { phase: TEST } }
+layer { name: 'd' type: 'DummyData' top: 'x' dummy_data_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } }
+  include { phase: TRAIN } }
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"{_TWINS}layer {{ name: 'c'\n  type: 'Convolutoin' bottom: 'x' top: 'y' }}", "6:3"),
+        (f"{_TWINS}layer {{ name: 'c' bottom: 'x' top: 'y' }}", "5:1"),
+        (f"{_TWINS}layer {{ name: 'c' type: 'ReLU' bottom: 'z' top: 'y' }}", "5:19"),
+        (
+            f"{_INPUT}\nlayers {{ name: 'c' type: POOLING\n bottom: 'x' top: 'y' }}",
+            "2:20",
+        ),
+        (
+            f"{_INPUT}\nlayer {{ name: 'c' type: 'Pooling'\n bottom: 'x' top: 'y' }}",
+            "2:19",
+        ),
+    ],
+)
+def test_an_error_of_a_layer_names_its_line(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "net.prototxt").write_text(text)
+    done = summary("net.prototxt", "--phase", "TRAIN", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"Error: net.prototxt:{line}: layer 'c'")
 
 
 @pytest.mark.parametrize("form", ["--csv", "--json"])

@@ -40,11 +40,12 @@ _LISTED = 3  # nets of a folder, in the error that asks for one of them
 
 @dataclass(frozen=True)
 class GivenNet:
-    """A net, its name for errors, and the state that its solver sets, if any."""
+    """A net, its name for errors, the state that its solver sets, if any, and the file that it is from."""
 
     path: str
     message: pb.NetParameter
     state: pb.NetState
+    document: Document[Message] | None = None
 
 
 def load_net(
@@ -64,7 +65,7 @@ def load_net(
     document: Document[Message] = load_document(given, max_bytes=max_bytes)
     message = document.message
     if isinstance(message, pb.NetParameter):
-        return GivenNet(given, _upgrade_net(document), message.state)
+        return GivenNet(given, _upgrade_net(document), message.state, document)
     if isinstance(message, pb.SolverParameter):
         return _solver_net(document, message, phase, caffe_root, max_bytes)
     what = f"is a {type(message).DESCRIPTOR.name}, which has no layers"
@@ -145,7 +146,7 @@ def _solver_net(
     path = _find_net(given, named, caffe_root)
     with hiding_foreign_text(path, given, caffe_root):
         net: Document[Message] = load_document(path, pb.NetParameter, max_bytes=max_bytes)
-    return GivenNet(str(path), _upgrade_net(net), state)
+    return GivenNet(str(path), _upgrade_net(net), state, net)
 
 
 def _if_set(solver: pb.SolverParameter, field: str) -> list[pb.NetParameter]:
