@@ -63,9 +63,10 @@ class RunStatus:
     """The status of a run and its jobs; `run` is None for a recipe that was only submitted.
 
     `lives` says whether the run's process is alive; None if that is not known. `unreadable` is the error of a
-    run that cannot be read. `orphan_pid` is the trainer of a killed run that is still training on this
-    machine. `later` is the latest run of the recipe if this is an earlier one, which cannot be resumed.
-    `earlier` is the name and speed, in images/s, of the last run that finished the current phase, if any.
+    run, or of a file of submissions, that cannot be read. `orphan_pid` is the trainer of a killed run that is
+    still training on this machine. `later` is the latest run of the recipe if this is an earlier one, which
+    cannot be resumed. `earlier` is the name and speed, in images/s, of the last run that finished the current
+    phase, if any.
     """
 
     name: str
@@ -138,10 +139,15 @@ def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[R
     with open_runs(options, env) as runs:
         files, path = runs.files, runs.path
         found = [_read_run(files, f"{path}/{name}") for name in files.names(path)]
-        submitted = {name: read_submissions(files, path, name) for name in files.names(path, SUFFIX)}
-        if not found and not submitted:
+        submitted, damaged = dict[str, Submissions](), list[RunStatus]()
+        for recipe in files.names(path, SUFFIX):
+            try:
+                submitted[recipe] = read_submissions(files, path, recipe)
+            except InputError as error:
+                damaged.append(RunStatus(f"{recipe}{SUFFIX}", recipe, unreadable=error))
+        if not found and not submitted and not damaged:
             _check_root(files, options.root)
-        return _join(found, submitted, runs.ask)
+        return sorted([*_join(found, submitted, runs.ask), *damaged], key=lambda each: each.recipe)
 
 
 def find_status(

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -246,6 +246,45 @@ def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
     assert "recipe.json: is not the recipe of a run: not JSON" in summarize_status(first)
     with pytest.raises(InputError, match="is not the recipe of a run"):
         StatusViewer(place).one("small-1", no_slurm)
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:40] + b"\n"), ":1: is not a journal line"),
+        (lambda path: path.write_bytes(path.read_text().encode("utf-16")), ":1: is not a journal line"),
+        (lambda path: path.write_bytes(b"x" * 10_000_000 + b"\n"), ":1: is not a journal line"),
+        (lambda path: path.unlink() or path.mkdir(), ": cannot be read: Is a directory"),
+        *(
+            (lambda path, old=old, new=new: path.write_text(path.read_text().replace(old, new)), wrong)
+            for old, new, wrong in (
+                ('"name": "small-a"', '"name": 7', ":1: is not a journal line"),
+                ('"name": "small-a"', '"name": "small\\u0000"', ":1: is not a journal line"),
+                ('"script": "chain.sbatch"', '"script": ["chain.sbatch"]', ":1: is not a journal line"),
+                ('"phase": null', '"phase": {}', ":1: is not a journal line"),
+                ('"cluster": ""', '"cluster": null', ":1: is not a journal line"),
+                ('"job_id": 12', '"job_id": -12', ":2: is not a journal line"),
+                ('"job_id": 12', f'"job_id": {10**30}', ":2: is not a journal line"),
+                ('"job_id": 12', '"job_id": 12, "reason": []', ":2: is not a journal line"),
+            )
+        ),
+    ],
+)
+def test_submissions_that_cannot_be_read_hide_no_run(
+    place: Place, damage: Callable[[Path], object], what: str
+) -> None:
+    write_run(place.root, place.recipe, *WHOLE)
+    submit(place, None)
+    path = submissions_path(place.root, "small")
+    before = path.read_bytes() if path.is_file() else b""
+    damage(path)
+    assert path.is_dir() or path.read_bytes() != before
+    statuses = StatusViewer(place).all()
+    assert [each.name for each in statuses] == ["small-1", path.name]
+    assert [each.state for each in statuses] == ["finished", "unknown"]
+    assert summarize_status(statuses[1]).startswith(f"{path}{what}; ")
+    assert json.dumps([status_as_json(each) for each in statuses])
+    assert len(status_table(statuses, NOW_S)) == 3
 
 
 @pytest.mark.parametrize(
