@@ -561,6 +561,29 @@ def test_a_run_with_a_later_one_is_not_reported_as_resumable(place: Place) -> No
     assert details["next"] == "superseded by small-3; only the latest run of a recipe is resumed"
 
 
+@pytest.mark.parametrize("name", ["kept", "other-7"])
+def test_a_renamed_run_is_reported_and_not_as_resumable(place: Place, name: str) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    folder.rename(folder.with_name(name))
+    viewer = StatusViewer(place, job(State.PENDING))
+    for given in (name, f"runs/{name}", f"{place.root}/runs/{name}"):
+        status = viewer.one(given, no_slurm)
+        assert (status.name, status.recipe, status.state, status.later) == (name, "small", "stopped", "")
+        assert dict(status_details(status, NOW_S))["next"] == (
+            "only a folder named small-N is resumed; rename it back"
+        )
+    assert [line.split("  ")[-1] for line in shown(viewer.all(no_slurm))[1:]] == ["renamed; not resumed"]
+    submit(place, None)
+    assert [(each.name, each.state) for each in viewer.all()] == [(name, "stopped"), ("small", "waiting")]
+    write_run(place.root, place.recipe, *WHOLE, number=1)
+    assert viewer.one(name).later == "small-1"
+
+
+def test_the_latest_run_given_by_its_whole_path_is_not_superseded_by_itself(place: Place) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    assert StatusViewer(place).one(str(folder.resolve()), no_slurm).later == ""
+
+
 def test_a_recipe_s_file_in_this_folder_is_named_to_resume_it(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
