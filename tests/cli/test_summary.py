@@ -145,6 +145,14 @@ def test_an_error_of_a_layer_names_its_line(tmp_path: Path, text: str, line: str
     assert done.stderr.startswith(f"Error: net.prototxt:{line}: layer 'c'")
 
 
+def test_unknown_shapes_are_explained_by_the_missing_lmdb(tmp_path: Path) -> None:
+    data = "name: 'd' type: 'Data' top: 'x' data_param { source: 'lmdbs/train' batch_size: 4 }"
+    (tmp_path / "net.prototxt").write_text(f"layer {{ {data} }}")
+    last = summary("net.prototxt", cwd=tmp_path).stdout.splitlines()[-1]
+    what = "does not set the size of its images, and its LMDB lmdbs/train was not found"
+    assert last.endswith(f"layer 'd' (Data) {what}: give --input C,H,W")
+
+
 @pytest.mark.parametrize("form", ["--csv", "--json"])
 def test_csv_and_json_have_all_columns_with_and_without_wide(net: Path, form: str) -> None:
     assert summary(net, form, "--wide").stdout == summary(net, form).stdout

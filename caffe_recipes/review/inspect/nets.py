@@ -185,7 +185,7 @@ def image_reader(given: Image | None, caffe_root: Path | None, failures: list[st
     """Return a function that returns the image size of a source: `given`, or that of its first record.
 
     The size is None if the source is not an LMDB on this machine or its record has no size. The function
-    appends a description of each empty or damaged LMDB to `failures`.
+    appends a description of each missing, empty or damaged LMDB to `failures`.
     """
 
     def read(source: str) -> Image | None:
@@ -193,6 +193,8 @@ def image_reader(given: Image | None, caffe_root: Path | None, failures: list[st
             return given
         try:
             datum = read_first_datum(source, caffe_root)
+            if datum is None and source:
+                failures.append(f"its LMDB {source} was not found")
             return _shape_of(source, datum) if datum else None
         except DataError as error:
             failures.append(f"{error.where} {error.what}")
