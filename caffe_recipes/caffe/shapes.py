@@ -148,7 +148,7 @@ def infer_shapes(
                 for name in layer.bottom
             ]
             what = ": ".join(filter(None, [str(error), ", ".join(parts)]))
-            raise misfit(what, "fix one of these layers") from None
+            raise misfit(what, f"fix {'one of these layers' if parts else 'this layer'}") from None
         blobs.update(zip(layer.top, tops, strict=True))
         producers.update(dict.fromkeys(layer.top, layer.name))
         found.append(LayerShapes(layer, tuple(bottoms), tuple(tops), learned))

@@ -316,20 +316,22 @@ def build(
         raise click.UsageError("Missing option '--out'.", click.get_current_context())
     order.check(out)
     require_opencv(out)
-    from caffe_recipes.data.build import check_output, check_settings, load_pictures, plan_build
+    from caffe_recipes.data import build as builder
 
-    check_settings(settings)  # before listing a million images
+    builder.check_settings(settings)  # before listing a million images
     for path in filter(None, (out, order.test_out)):
-        check_output(path, pictures.images)
+        builder.check_output(path, pictures.images)
     lists = {"root": pictures.root, "labels": pictures.labels, "class_list": pictures.class_list}
-    found = load_pictures(pictures.images, **lists)
+    found = builder.load_pictures(pictures.images, **lists)
     if found.ignored:
         echo(f"{pictures.images}: {_describe_left_out(found.ignored)}", err=True)
     seed = order.whole_seed if order.shuffle else None
     plans = [
-        (path, plan_build(part, settings, seed=seed, classes=pictures.classes))
+        (path, builder.plan_build(part, settings, seed=seed, classes=pictures.classes))
         for path, part in order.outputs(found, out)
     ]
+    for path, plan in plans:  # both, since the first LMDB may take hours
+        builder.check_planned(plan, path)
     for path, plan in plans:
         _build_lmdb(plan, path, workers or len(os.sched_getaffinity(0)), skip_bad=skip_bad)
 

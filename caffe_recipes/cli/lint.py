@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, max_bytes_option, painter, print_text, terminal_width
+from caffe_recipes.errors import InputError
 from caffe_recipes.review.lint.check import explain_rule
 from caffe_recipes.review.lint.folders import is_at_least
 from caffe_recipes.review.lint.folders import lint as find_all
@@ -129,6 +131,10 @@ def lint(
     Several solvers are checked as a chain, in the given order. For a folder, all prototxts in it are checked.
     --fix edits prototxts in place, and changes nothing else in them.
     """
+    context = click.get_current_context()
+    is_given = context.get_parameter_source("form") is ParameterSource.COMMANDLINE
+    if as_json and is_given and form != "json":
+        raise InputError("--json", f"cannot be combined with --format {form}", "give one of them")
     form = "json" if as_json else form
     if is_diff and not is_fixing:
         raise click.UsageError("--diff needs --fix")
@@ -151,7 +157,7 @@ def lint(
     if not is_diff:
         _print(found, form, notices)
     if any(is_at_least(one, fail_on) for one in found):
-        click.get_current_context().exit(1)
+        context.exit(1)
 
 
 def _print(found: list[Finding], form: str, notices: list[str]) -> None:

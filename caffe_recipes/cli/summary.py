@@ -71,12 +71,12 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option("--caffe-root", type=PATH, metavar="DIR", help="The folder that Caffe is started in.")
 @click.option(
     "--wide",
-    "form",
-    flag_value="wide",
+    "is_wide",
+    is_flag=True,
     help="Print all columns, such as bottoms, statistics and activations.",
 )
-@click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table; it has all columns.")
 @click.option(
     "--graph",
     type=PATH,
@@ -86,12 +86,16 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 @consent.run_code
 @max_bytes_option
 @gather(SummaryOptions, "options")
-def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | None) -> None:
+def summary(
+    net: str, options: SummaryOptions, is_wide: bool, as_json: bool, as_csv: bool, graph: Path | None
+) -> None:
     """Print a net layer by layer: kernel, output, parameters and multiply-adds; then the totals.
 
     FILE is the prototxt of a net, or of a solver, whose net is then read. FOLDER contains one net. NAME is
     the name of a recipe, and NAME:NET is one of its nets.
     """
+    if as_json and as_csv:
+        raise InputError("--csv", "cannot be combined with --json", "give one of them")
     if graph is not None:
         from caffe_recipes.review.inspect.plots import format_of
 
@@ -100,12 +104,12 @@ def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | N
         raise InputError(graph.parent, "is not a folder", "create it, or give a file in an existing one")
     read = read_net(net, options)
     found = summarize(read)
-    render = {"json": render_json, "csv": render_csv, "wide": render_wide_table}
-    text = render[form](found).rstrip("\n") if form else render_table(found, terminal_width(in_pipes=True))
+    render = render_json if as_json else render_csv if as_csv else render_wide_table if is_wide else None
+    text = render(found).rstrip("\n") if render else render_table(found, terminal_width(in_pipes=True))
     if graph is not None:
         from caffe_recipes.render.tree import write_file
         from caffe_recipes.review.graph.picture import render_graph
 
         write_file(graph, render_graph(read, found, kind))
         echo(f"wrote {graph}", err=True)
-    (click.echo if form == "json" else echo)(text)
+    (click.echo if as_json else echo)(text)

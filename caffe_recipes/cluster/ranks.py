@@ -23,7 +23,7 @@ from typing import Literal, TypeVar
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import try_each
 from caffe_recipes.cluster.remote import Conversation, call, call_to_end, unreadable
-from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.errors import CaffeRecipesError, ClusterError, escaped_error
 from caffe_recipes.wording import describe_count, plural
 
 LAUNCH_VARIABLE = "CAFFE_RECIPES_LAUNCH"
@@ -294,9 +294,10 @@ class PulseMonitor:
         while not self._closing.is_set():
             try:
                 self._follow(host)
-            except CaffeRecipesError as error:
+            except Exception as error:  # without its thread, nobody would watch the host
+                named = error if isinstance(error, CaffeRecipesError) else escaped_error(host.name, error)
                 with self._lock:
-                    self._errors[host.name] = error.what
+                    self._errors[host.name] = named.what
                 self._closing.wait(self._again_s)
 
     def _follow(self, host: Host) -> None:

@@ -43,7 +43,7 @@ from caffe_recipes.data.manifest import (
     write_manifest,
 )
 from caffe_recipes.errors import DataError, InputError, RunFailed
-from caffe_recipes.files import lock, make_own_folder, name_beside, write_whole
+from caffe_recipes.files import check_replaceable, lock, make_own_folder, name_beside, write_whole
 from caffe_recipes.wording import describe_count, plural
 
 T = TypeVar("T")
@@ -250,7 +250,7 @@ def build_lmdb(
     """
     if os.path.lexists(out):
         return _check_existing(plan, out)
-    partial = out.with_name(f".{out.name}.partial")
+    partial = _partial_of(out)
     try:
         with writing(out, RESUME_HINT):
             make_own_folder(partial)
@@ -263,6 +263,10 @@ def build_lmdb(
     except WorkerKilled as error:
         hint = f"{RESUME_HINT}; give fewer --workers if memory is short"
         raise RunFailed(out, f"a worker was killed while it read '{error}' or soon after", hint) from None
+
+
+def _partial_of(out: Path) -> Path:
+    return out.with_name(f".{out.name}.partial")
 
 
 def _build(
@@ -296,10 +300,7 @@ def _build(
 
 def _check_existing(plan: BuildPlan, out: Path) -> BuildManifest:
     """Return the manifest of an existing LMDB. Raises DataError if the plan would build a different one."""
-    check_own_data(out)
-    manifest = load_manifest(out)
-    if manifest is None:
-        raise DataError(out, "already exists", "remove it, or give another path")
+    manifest = _load_existing(out)
     if (manifest.plan, manifest.size_bytes) != (plan.digest, plan.size_bytes):
         what = "already exists, built from other images or settings"
         raise DataError(out, what, "remove it, or give another path")
@@ -307,6 +308,17 @@ def _check_existing(plan: BuildPlan, out: Path) -> BuildManifest:
         if len(datums) != manifest.images:
             what = f"holds {len(datums):,} records, but its manifest says {manifest.images:,}"
             raise DataError(out, what, "remove it, and build it again")
+    return manifest
+
+
+def _load_existing(out: Path) -> BuildManifest:
+    """Return the manifest of what exists at `out`. Raises DataError if no build has made it."""
+    check_own_data(out)
+    manifest = load_manifest(out)
+    if manifest is None and out.exists() and not out.is_dir() and not out.is_file():
+        raise DataError(out, "is a pipe or a device", "give another path")
+    if manifest is None:
+        raise DataError(out, "already exists", "remove it, or give another path")
     return manifest
 
 
@@ -421,13 +433,32 @@ _MAX_NAME_BYTES = 255 - len(name_beside(Path("_.manifest.json")).name) + len("_"
 
 
 def check_output(out: Path, images: Path) -> None:
-    """Raise DataError if the name of `out` is too long, or if `out` is inside the folder `images`."""
+    """Raise DataError if no LMDB of these images can be at `out`; call it before reading them.
+
+    The name may be too long, `out` may be inside the folder `images`, exist without a manifest, or be in a
+    folder that cannot be written to.
+    """
     length = len(os.fsencode(out.name))
     if length > _MAX_NAME_BYTES:
         what = f"the name has {length} bytes; at most {_MAX_NAME_BYTES} fit with its manifest's suffix"
         raise DataError(out, what, "shorten it")
     if images.is_dir() and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(images)):
         raise DataError(out, f"is inside {images}, whose folders are classes", "give a path outside it")
+    if os.path.lexists(out):
+        _load_existing(out)
+        return
+    with writing(out):
+        nearest = next(folder for folder in out.absolute().parents if folder.exists())
+        check_replaceable(name_beside(nearest / out.name))
+
+
+def check_planned(plan: BuildPlan, out: Path) -> None:
+    """Raise DataError if `out`, or an unfinished build of it, has other images or settings."""
+    partial = _partial_of(out)
+    if os.path.lexists(out):
+        _check_existing(plan, out)
+    elif (partial / "plan").exists() and _has_records(partial):
+        check_plan(partial, plan.digest)
 
 
 def load_pictures(

@@ -112,9 +112,14 @@ def own_run_paths(root: Path, name: str) -> list[Path]:
     paths = [runs, root / "logs", root / "logs" / recipe_name]
     with suppress(OSError):  # then nothing can be read there
         latest = [runs / name] if recipe_name != name else run_folders(root, name)[-1:]
-        paths += [*runs.glob(f"{glob.escape(recipe_name)}.*"), *latest]
-        paths += islice((path for folder in latest for path in folder.iterdir()), _MOST_ENTRIES)
+        paths += runs.glob(f"{glob.escape(recipe_name)}.*")
+        paths += (path for folder in latest for path in run_entries(folder))
     return paths
+
+
+def run_entries(folder: Path) -> list[Path]:
+    """Return the folder of a run and what is in it; raises OSError."""
+    return [folder, *islice(folder.iterdir(), _MOST_ENTRIES)]
 
 
 def next_folder(root: Path, recipe_name: str) -> Path:

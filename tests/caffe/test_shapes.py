@@ -328,6 +328,15 @@ def test_a_misfit_names_both_makers_and_both_shapes() -> None:
     )
 
 
+def test_a_misfit_without_bottoms_is_about_one_layer() -> None:
+    shapes = "shape { dim: 2 } shape { dim: 3 } shape { dim: 3 }"
+    net = net_of(f"layer {{ name: 'd' type: 'DummyData' top: 'a' top: 'b' dummy_data_param {{ {shapes} }} }}")
+    with pytest.raises(
+        PrototxtError, match=r"layer 'd' \(DummyData\) has 3 shapes for 2 tops; fix this layer"
+    ):
+        infer_shapes(net, pb.TRAIN)
+
+
 def test_an_unknown_bottom_names_the_nearest_blob() -> None:
     net = net_of(source((1, 3)) + "layer { name: 'x' type: 'ReLU' bottom: 'b1' top: 'y' }")
     with pytest.raises(PrototxtError, match=r"layer 'x' \(ReLU\) reads blob 'b1'.*did you mean 'b0'\?"):

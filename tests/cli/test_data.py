@@ -257,13 +257,15 @@ def test_contradictory_options_are_bad_input_and_write_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_each_image_is_in_the_training_or_the_test_lmdb(tmp_path: Path) -> None:
-    folder = tmp_path / "images"
-    for name in (
-        f"{label}/{index}.png" for label, count in (("a", 10), ("b", 5), ("c", 2)) for index in range(count)
-    ):
+def write_pngs(folder: Path, **counts: int) -> Path:
+    for name in (f"{label}/{index}.png" for label, count in counts.items() for index in range(count)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes())
+    return folder
+
+
+def test_each_image_is_in_the_training_or_the_test_lmdb(tmp_path: Path) -> None:
+    folder = write_pngs(tmp_path / "images", a=10, b=5, c=2)
 
     def build(name: str, *words: str) -> tuple[str, list[str], list[str]]:
         train, test = tmp_path / f"{name}_train", tmp_path / f"{name}_test"
@@ -283,6 +285,46 @@ def test_each_image_is_in_the_training_or_the_test_lmdb(tmp_path: Path) -> None:
     assert build("two", "--seed", "1")[1:] == (train, test)
     assert build("three", "--seed", "2")[2] != test
     assert [name[0] for name in build("half", "--test-share", "0.5")[2]] == [*"aaaaa", *"bb", "c"]
+
+
+@pytest.mark.parametrize(
+    ("test", "error"),
+    [
+        ("/dev/null", "/dev/null: is a pipe or a device; give another path"),
+        ("other", "other: already exists; remove it, or give another path"),
+        ("list/test", "list/test: cannot be written: Not a directory; check the path and its permissions"),
+    ],
+)
+def test_a_test_lmdb_that_cannot_be_built_is_refused_before_the_images_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str, error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other").mkdir()
+    Path("list").write_text("none.png 0\n")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = call("build", "--images", "list", "--out", "train", "--test-out", test)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"Error: {error}")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("is_unfinished", [False, True])
+def test_a_test_lmdb_of_other_images_is_refused_before_the_first_is_built(
+    tmp_path: Path, is_unfinished: bool
+) -> None:
+    folder = write_pngs(tmp_path / "images", a=2, b=2)
+    train, test = tmp_path / "train", tmp_path / "test"
+    words = "build", "--images", folder, "--test-out", test, "--workers", "1", "--out"
+    assert call(*words, train)[0] == 0
+    if is_unfinished:
+        manifest = json.loads((tmp_path / "test.manifest.json").read_text())
+        (tmp_path / ".test.partial").mkdir()
+        test.rename(tmp_path / ".test.partial/lmdb")
+        (tmp_path / ".test.partial/plan").write_text(manifest["plan"])
+    code, out, err = call(*words, tmp_path / "second", "--gray", "--encode-type", "png")
+    assert (code, out) == (2, "")
+    assert "other images or settings; remove it" in err
+    assert not (tmp_path / "second").exists()
 
 
 def test_a_missing_input_or_output_is_bad_input(tmp_path: Path) -> None:

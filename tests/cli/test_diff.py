@@ -456,6 +456,35 @@ def test_one_revision_compares_with_the_tracked_files_of_the_working_tree(repo: 
 
 
 @needs_git
+def test_a_new_symbolic_link_is_not_offered_to_git_add(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repo / "link.prototxt").symlink_to("nets/net.prototxt")
+    (repo / "broken.prototxt").symlink_to("nowhere")
+    assert call("HEAD") == (0, "no difference in meaning\n")
+    monkeypatch.chdir(repo / "nets")
+    what = "is a symbolic link, which is not compared; give what it leads to"
+    assert call("HEAD", "--", "../link.prototxt") == (2, f"../link.prototxt: {what}")
+
+
+@needs_git
+def test_a_folder_with_only_new_files_is_not_called_a_file(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repo / "nets/more").mkdir()
+    write(repo / "nets/more", a=NET)
+    monkeypatch.chdir(repo / "nets")
+    what = "revision 'HEAD' has no prototxt or recipe in it, and git does not track yours"
+    hint = "add it with `git add` to see it as added files"
+    assert call("HEAD", "--", "more") == (2, f"more: {what}; {hint}")
+
+
+@needs_git
+def test_a_repository_without_commits_is_named_as_the_reason(here: Path) -> None:
+    git("init", "-q", "-b", "main")
+    what = "'HEAD' is not a file, folder, recipe or revision"
+    assert call("HEAD") == (2, f"{what}; revisions: the current branch has no commits yet")
+
+
+@needs_git
 def test_a_new_recipe_that_git_does_not_track_is_named_and_other_new_files_are_not(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,12 +494,12 @@ def test_a_new_recipe_that_git_does_not_track_is_named_and_other_new_files_are_n
     (repo / ".gitignore").write_text("ignored.*\n")
     monkeypatch.chdir(repo / "nets")
     hint = "run `git add` on what you want to compare"
-    note = f"not compared: mine.yaml is new in the working tree; {hint}\n"
+    note = f"not compared: ../mine.yaml is new in the working tree; {hint}\n"  # a path for `git add` here
     assert call("HEAD") == (0, f"{note}no difference in meaning\n")
     assert call("HEAD", "..") == (0, f"{note}no difference in meaning\n")
     assert call("HEAD", "--quiet") == (0, "")
     write(repo / "nets", a=NET, b=NET)
-    note = f"not compared: mine.yaml, nets/a.prototxt, nets/b.prototxt are new in the working tree; {hint}\n"
+    note = f"not compared: ../mine.yaml, a.prototxt, b.prototxt are new in the working tree; {hint}\n"
     assert call("HEAD") == (0, f"{note}no difference in meaning\n")
     monkeypatch.setenv("CAFFE_RECIPES_LIMITS", "git-entries=6")
     write(repo / "nets", c=NET, d=NET, e=NET)

@@ -84,6 +84,14 @@ def test_format_json_is_the_same_as_json(solver: Path) -> None:
     assert call("--format", "json", solver).stdout == call("--json", solver).stdout
 
 
+@pytest.mark.parametrize("form", ["github", "text"])
+def test_json_and_another_format_contradict_each_other(solver: Path, form: str) -> None:
+    done = call(solver, "--json", "--format", form)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"Error: --json: cannot be combined with --format {form}; give one of them\n"
+    assert call(solver, "--json", "--format", "json").stdout == call(solver, "--json").stdout
+
+
 def test_format_github_prints_annotations_alone(solver: Path) -> None:
     lines = call("--format", "github", "solver.prototxt", cwd=solver.parent).stdout.splitlines()
     assert len(lines) == 2

@@ -80,7 +80,7 @@ def test_json_and_graph_go_together(net: Path) -> None:
         (["stampede2-64n-72epp"], "did you mean 'stampede2-64n-72ep'?"),
         (["stampede2-64n-72ep:nett"], "no net 'nett'"),
         (["."], "is a folder with several nets; give one: ./net.prototxt, "),
-        (["wrong.prototxt"], "wrong.prototxt: layer 'c' (Convolution) has kernel_size 11"),
+        (["wrong.prototxt"], "wrong.prototxt:3:19: layer 'c' (Convolution) has kernel_size 11"),
         (["solver.prototxt"], "its net 'gone.prototxt' was not found; give --caffe-root"),
     ],
 )
@@ -112,6 +112,57 @@ def test_the_graph_s_kind_follows_from_its_name(net: Path, name: str, mark: byte
 def test_a_pipe_gets_the_columns_of_a_terminal_and_wide_gets_all(net: Path) -> None:
     assert "layer  type         kernel  output" in summary(net).stdout
     assert "bottoms -> tops" in summary(net, "--wide").stdout
+
+
+_INPUT = "input: 'x' input_dim: 1 input_dim: 3 input_dim: 4 input_dim: 4"
+_TWINS = """layer { name: 'c' type: 'DummyData' top: 'x' dummy_data_param { shape { dim: 2 } }
+  include { phase: TEST } }
+layer { name: 'd' type: 'DummyData' top: 'x' dummy_data_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } }
+  include { phase: TRAIN } }
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"{_TWINS}layer {{ name: 'c'\n  type: 'Convolutoin' bottom: 'x' top: 'y' }}", "6:3"),
+        (f"{_TWINS}layer {{ name: 'c' bottom: 'x' top: 'y' }}", "5:1"),
+        (f"{_TWINS}layer {{ name: 'c' type: 'ReLU' bottom: 'z' top: 'y' }}", "5:19"),
+        (
+            f"{_INPUT}\nlayers {{ name: 'c' type: POOLING\n bottom: 'x' top: 'y' }}",
+            "2:20",
+        ),
+        (
+            f"{_INPUT}\nlayer {{ name: 'c' type: 'Pooling'\n bottom: 'x' top: 'y' }}",
+            "2:19",
+        ),
+    ],
+)
+def test_an_error_of_a_layer_names_its_line(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "net.prototxt").write_text(text)
+    done = summary("net.prototxt", "--phase", "TRAIN", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"Error: net.prototxt:{line}: layer 'c'")
+
+
+def test_unknown_shapes_are_explained_by_the_missing_lmdb(tmp_path: Path) -> None:
+    data = "name: 'd' type: 'Data' top: 'x' data_param { source: 'lmdbs/train' batch_size: 4 }"
+    (tmp_path / "net.prototxt").write_text(f"layer {{ {data} }}")
+    last = summary("net.prototxt", cwd=tmp_path).stdout.splitlines()[-1]
+    what = "does not set the size of its images, and its LMDB lmdbs/train was not found"
+    assert last.endswith(f"layer 'd' (Data) {what}: give --input C,H,W")
+
+
+@pytest.mark.parametrize("form", ["--csv", "--json"])
+def test_csv_and_json_have_all_columns_with_and_without_wide(net: Path, form: str) -> None:
+    assert summary(net, form, "--wide").stdout == summary(net, form).stdout
+    assert summary(net, "--wide", form).stdout == summary(net, form).stdout
+
+
+def test_csv_and_json_contradict_each_other(net: Path) -> None:
+    done = summary(net, "--csv", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: --csv: cannot be combined with --json; give one of them\n"
 
 
 def test_columns_limits_the_lines_of_a_pipe_too(monkeypatch: pytest.MonkeyPatch) -> None:

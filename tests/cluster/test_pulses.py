@@ -129,6 +129,23 @@ def test_a_host_that_refuses_connections_is_silent_with_the_reason_until_it_answ
         assert until(lambda: pulses.silent(20.0) == ())
 
 
+def test_an_unexpected_exception_is_the_reason_of_the_silence_and_does_not_end_the_polling(
+    launch: str,
+) -> None:
+    class Broken(Doubtful):
+        def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+            if self.refusing.is_set():
+                raise ValueError("a mistake of ours")
+            return super().start(argv, limit_s)
+
+    host = Broken()
+    host.refusing.set()
+    with PulseMonitor([host], launch, every_s=0.05, retry_s=0.05) as pulses:
+        assert until(lambda: pulses.silent(-1.0)[0].reason == "ValueError: a mistake of ours", 60)
+        host.refusing.clear()
+        assert until(lambda: pulses.is_responding("node1"), 60)
+
+
 def test_a_silent_host_delays_neither_the_others_nor_the_end(launch: str) -> None:
     mute = Doubtful("node2")
     mute.mute.set()

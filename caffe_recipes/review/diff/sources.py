@@ -366,6 +366,8 @@ def _classify(text: str) -> Spec:
     if found is None:
         _refuse_absent(text)
         why = explain_no_repository()
+        if not why and find_object("HEAD") is None:
+            why = "the current branch has no commits yet"
         hint = f"revisions: {why}" if why else ""
         raise nothing_named(text, "file, folder, recipe or revision", hint)
     oid, kind_of_object = found
@@ -418,7 +420,7 @@ class Tree:
     `read` returns any file of that side, by its path.
 
     `prefix` precedes the path when a file is named in messages, as in `HEAD:net.prototxt`. `untracked` are
-    new files of the working tree, which are not compared.
+    new files of the working tree, relative to the current folder, which are not compared.
     """
 
     label: str
@@ -627,18 +629,26 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
         path
         for path in _list_untracked(wanted)
         if _is_wanted(path, wanted)
+        and not (top / path).is_symlink()  # which is not compared, even if git tracks it
         and (is_prototxt_file(top / path) or _is_new_recipe(path, top, wanted, max_bytes))
     ]
     for limit in wanted:
-        is_new = (top / limit).is_file() or any(_is_wanted(path, [limit]) for path in new)
-        if is_new and not any(_is_wanted(path, [limit]) for path in paths):
+        if any(_is_wanted(path, [limit]) for path in paths):
+            continue
+        here, hint = os.path.relpath(top / limit), "add it with `git add` to see it as an added file"
+        if (top / limit).is_symlink():
+            raise InputError(here, "is a symbolic link, which is not compared", "give what it leads to")
+        if (top / limit).is_file():
             what = f"revision '{old.text}' has no such file, and git does not track yours"
-            raise InputError(limit, what, "add it with `git add` to see it as an added file")
+            raise InputError(here, what, hint)
+        if any(_is_wanted(path, [limit]) for path in new):
+            what = f"revision '{old.text}' has no prototxt or recipe in it, and git does not track yours"
+            raise InputError(here, what, hint.replace("an added file", "added files"))
     _check_limits(wanted, paths)
     files = [path for path in paths if (top / path).is_file() and not (top / path).is_symlink()]
     before = _git_tree(old, ":", blobs, wanted, max_bytes)
     after = _disk_tree(_WORKING_TREE, "", top, files, wanted, max_bytes)
-    return before, replace(after, untracked=tuple(new))
+    return before, replace(after, untracked=tuple(os.path.relpath(top / path) for path in new))
 
 
 def _is_new_recipe(path: str, top: Path, limits: Sequence[str], max_bytes: int) -> bool:

@@ -40,11 +40,12 @@ _LISTED = 3  # nets of a folder, in the error that asks for one of them
 
 @dataclass(frozen=True)
 class GivenNet:
-    """A net, its name for errors, and the state that its solver sets, if any."""
+    """A net, its name for errors, the state that its solver sets, if any, and the file that it is from."""
 
     path: str
     message: pb.NetParameter
     state: pb.NetState
+    document: Document[Message] | None = None
 
 
 def load_net(
@@ -64,7 +65,7 @@ def load_net(
     document: Document[Message] = load_document(given, max_bytes=max_bytes)
     message = document.message
     if isinstance(message, pb.NetParameter):
-        return GivenNet(given, _upgrade_net(document), message.state)
+        return GivenNet(given, _upgrade_net(document), message.state, document)
     if isinstance(message, pb.SolverParameter):
         return _solver_net(document, message, phase, caffe_root, max_bytes)
     what = f"is a {type(message).DESCRIPTOR.name}, which has no layers"
@@ -145,7 +146,7 @@ def _solver_net(
     path = _find_net(given, named, caffe_root)
     with hiding_foreign_text(path, given, caffe_root):
         net: Document[Message] = load_document(path, pb.NetParameter, max_bytes=max_bytes)
-    return GivenNet(str(path), _upgrade_net(net), state)
+    return GivenNet(str(path), _upgrade_net(net), state, net)
 
 
 def _if_set(solver: pb.SolverParameter, field: str) -> list[pb.NetParameter]:
@@ -184,7 +185,7 @@ def image_reader(given: Image | None, caffe_root: Path | None, failures: list[st
     """Return a function that returns the image size of a source: `given`, or that of its first record.
 
     The size is None if the source is not an LMDB on this machine or its record has no size. The function
-    appends a description of each empty or damaged LMDB to `failures`.
+    appends a description of each missing, empty or damaged LMDB to `failures`.
     """
 
     def read(source: str) -> Image | None:
@@ -192,6 +193,8 @@ def image_reader(given: Image | None, caffe_root: Path | None, failures: list[st
             return given
         try:
             datum = read_first_datum(source, caffe_root)
+            if datum is None and source:
+                failures.append(f"its LMDB {source} was not found")
             return _shape_of(source, datum) if datum else None
         except DataError as error:
             failures.append(f"{error.where} {error.what}")

@@ -16,6 +16,7 @@ from caffe_recipes.caffe.dialects import layer_type_dialects, nearest_layer_type
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.caffe.shape_rules import RULES, SOURCES
 from caffe_recipes.caffe.shapes import (
+    LayerMisfit,
     apply_stats_batch_size,
     infer_shapes,
     select_layers,
@@ -35,6 +36,9 @@ from caffe_recipes.units import describe_binary
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.caffe.shape_rules import Dim, Image, Shape
     from caffe_recipes.caffe.shapes import (
         NetShapes,
@@ -82,7 +86,8 @@ class Summary:
 class LoadedNet:
     """A loaded net with the options applied, the phase to summarize, and its level and stages.
 
-    `failures` collects descriptions of the LMDBs that could not be read.
+    `failures` collects descriptions of the LMDBs that could not be read. `document` is the net's file, before
+    it was upgraded; None for the net of a recipe.
     """
 
     path: str
@@ -92,14 +97,33 @@ class LoadedNet:
     stages: tuple[str, ...]
     options: SummaryOptions = field(default_factory=SummaryOptions)
     failures: list[str] = field(default_factory=list, compare=False)
+    document: Document[Message] | None = field(default=None, compare=False)
 
     def infer(self, phase: int) -> NetShapes:
         """Return the shapes in one phase. Raises PrototxtError if they do not fit or a type is unknown."""
-        _check_types(self.path, select_layers(self.message, phase, self.level, self.stages))
+        layers = select_layers(self.message, phase, self.level, self.stages)
+        for layer in layers:
+            _check_type(layer, self)
         images = image_reader(self.options.image, self.options.caffe_root, self.failures)
-        return infer_shapes(
-            self.message, phase, level=self.level, stages=self.stages, images=images, path=self.path
-        )
+        try:
+            return infer_shapes(
+                self.message, phase, level=self.level, stages=self.stages, images=images, path=self.path
+            )
+        except LayerMisfit as error:
+            raise error.reworded(where=self.where(layers[error.index])) from None
+
+    def where(self, layer: pb.LayerParameter) -> str:
+        """Return `file:line:column` of a layer; only the path if its line is not known."""
+        old = self.document.message if self.document else None
+        if self.document is None or not isinstance(old, pb.NetParameter):
+            return self.path
+        # An upgrade may add layers, but keeps the order of those with the same name.
+        same = [each for each in self.message.layer if each.name == layer.name]
+        number = next(index for index, each in enumerate(same) if each is layer)
+        written = [(f"layer[{index}]", each.name) for index, each in enumerate(old.layer)]
+        written += [(f"layers[{index}]", each.name) for index, each in enumerate(old.layers)]
+        places = [place for place, name in written if name == layer.name]
+        return self.document.where(f"{places[number]}.type") if number < len(places) else self.path
 
     def only_phase(self, layers: Sequence[pb.LayerParameter]) -> list[str]:
         """Return the only phase of each layer; an empty string if it is in both."""
@@ -130,7 +154,7 @@ def read_net(given: str, options: SummaryOptions) -> LoadedNet:
     level = found.state.level if options.level is None else options.level
     stages = options.stages or tuple(found.state.stage)
     phase = _default_phase(found, net, level, stages) if options.phase is None else options.phase
-    read = LoadedNet(found.path, net, phase, level, stages, options)
+    read = LoadedNet(found.path, net, phase, level, stages, options, document=found.document)
     if is_idle:
         read.infer(phase)  # errors such as a bottom that no layer produces come first
         raise InputError(found.path, *_needs_no_image(net))
@@ -192,15 +216,15 @@ def has_inputs(net: pb.NetParameter, phase: int, level: int = 0, stages: Sequenc
     )
 
 
-def _check_types(path: str, layers: Sequence[pb.LayerParameter]) -> None:
-    for layer in layers:
-        if layer.type in RULES or layer.type in SOURCES or layer_type_dialects(layer.type):
-            continue
-        if not layer.type:
-            raise PrototxtError(path, f"layer '{layer.name}' has no type", "Caffe stops; set a type")
-        near = nearest_layer_type(layer.type)
-        hint = f"did you mean '{near}'?" if near else "Caffe stops with `Unknown layer type`"
-        raise PrototxtError(path, f"layer '{layer.name}' has the unknown type '{layer.type}'", hint)
+def _check_type(layer: pb.LayerParameter, net: LoadedNet) -> None:
+    if layer.type in RULES or layer.type in SOURCES or layer_type_dialects(layer.type):
+        return
+    where = net.where(layer)
+    if not layer.type:
+        raise PrototxtError(where, f"layer '{layer.name}' has no type", "Caffe stops; set a type")
+    near = nearest_layer_type(layer.type)
+    hint = f"did you mean '{near}'?" if near else "Caffe stops with `Unknown layer type`"
+    raise PrototxtError(where, f"layer '{layer.name}' has the unknown type '{layer.type}'", hint)
 
 
 def _default_phase(found: GivenNet, net: pb.NetParameter, level: int, stages: Sequence[str]) -> int:

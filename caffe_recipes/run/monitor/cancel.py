@@ -16,7 +16,7 @@ from caffe_recipes.cluster.slurm_jobs import State, describe_state
 from caffe_recipes.cluster.slurm_submit import cancel_jobs
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.context import check_own_root
-from caffe_recipes.run.folders import own_run_paths
+from caffe_recipes.run.folders import own_run_paths, run_entries
 from caffe_recipes.run.monitor.files import LocalFiles, Process
 from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
 from caffe_recipes.run.monitor.status import RunStatus, find_status
@@ -69,6 +69,8 @@ def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None
     check_own_root(root, own_run_paths(root, run))  # its journals name the processes and jobs that are ended
     ask = Slurm(env.host)
     status = find_status(run, StatusOptions(options.root), FollowEnv(ask=ask), reach=False)
+    if status.run is not None:  # given by its folder, or by the name that this was renamed to
+        check_own_root(root, [*own_run_paths(root, status.recipe), *run_entries(Path(status.run.path))])
     away = next((job.away for job in status.jobs if job.away), "")
     live = [job for job in status.jobs if job.is_live or job.is_elsewhere]
     if live:

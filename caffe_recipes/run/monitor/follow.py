@@ -40,7 +40,7 @@ from caffe_recipes.run.events import (
     describe_run_command,
     is_complete,
 )
-from caffe_recipes.run.folders import RUNS, sort_runs
+from caffe_recipes.run.folders import RUNS, parse_run_name, sort_runs
 from caffe_recipes.run.journal import JOURNAL, read_events
 from caffe_recipes.run.monitor.files import (
     NO_PROCESS,
@@ -139,8 +139,16 @@ class ShownRun:
             return NO_PROCESS
         return Process(self.state.pid, self.state.host, f"{self.path}/{JOURNAL}")
 
+    @property
+    def is_renamed(self) -> bool:
+        """Whether the folder no longer has the name of a run of its recipe, so that no command resumes it."""
+        found = parse_run_name(posixpath.basename(posixpath.normpath(self.path)))
+        return not self._is_branch and (found is None or found[0] != self.recipe.name)
+
     def resume_hint(self, command: str = "run") -> str:
         """Return the hint that a command resumes the run: `run`, or `submit`."""
+        if self.is_renamed:
+            return f"only a folder named {self.recipe.name}-N is resumed; rename it back"
         return f"{describe_run_command(self._given, self.recipe, command)} resumes it"
 
     @property

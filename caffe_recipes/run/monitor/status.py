@@ -63,9 +63,10 @@ class RunStatus:
     """The status of a run and its jobs; `run` is None for a recipe that was only submitted.
 
     `lives` says whether the run's process is alive; None if that is not known. `unreadable` is the error of a
-    run that cannot be read. `orphan_pid` is the trainer of a killed run that is still training on this
-    machine. `later` is the latest run of the recipe if this is an earlier one, which cannot be resumed.
-    `earlier` is the name and speed, in images/s, of the last run that finished the current phase, if any.
+    run, or of a file of submissions, that cannot be read. `orphan_pid` is the trainer of a killed run that is
+    still training on this machine. `later` is the latest run of the recipe if this is an earlier one, which
+    cannot be resumed. `earlier` is the name and speed, in images/s, of the last run that finished the current
+    phase, if any.
     """
 
     name: str
@@ -125,6 +126,11 @@ class RunStatus:
         return self.lives is not False and (not live or bool(self.lives) or self.run.job_id in live)
 
     @property
+    def is_renamed(self) -> bool:
+        """Whether the run's folder was renamed, so that no command resumes it."""
+        return self.run is not None and self.run.is_renamed
+
+    @property
     def is_evaluating(self) -> bool:
         """Whether all phases are finished and only the evaluation remains."""
         return self.run is not None and is_trained(self.run.state, self.run.steps)
@@ -138,10 +144,15 @@ def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[R
     with open_runs(options, env) as runs:
         files, path = runs.files, runs.path
         found = [_read_run(files, f"{path}/{name}") for name in files.names(path)]
-        submitted = {name: read_submissions(files, path, name) for name in files.names(path, SUFFIX)}
-        if not found and not submitted:
+        submitted, damaged = dict[str, Submissions](), list[RunStatus]()
+        for recipe in files.names(path, SUFFIX):
+            try:
+                submitted[recipe] = read_submissions(files, path, recipe)
+            except InputError as error:
+                damaged.append(RunStatus(f"{recipe}{SUFFIX}", recipe, unreadable=error))
+        if not found and not submitted and not damaged:
             _check_root(files, options.root)
-        return _join(found, submitted, runs.ask)
+        return sorted([*_join(found, submitted, runs.ask), *damaged], key=lambda each: each.recipe)
 
 
 def find_status(
@@ -166,11 +177,11 @@ def find_status(
             raise status.unreadable
         if not submitted.all:
             submitted = read_submissions(files, posixpath.dirname(path), status.recipe)
-        newest = find_run(files, options.root, status.recipe)
-        is_latest = newest == path
+        newest = sort_runs(files.names(posixpath.dirname(path)), status.recipe)[-1:]
+        is_latest = newest == [status.name]
         status = replace(
             status,
-            later="" if is_latest else posixpath.basename(newest),
+            later="" if is_latest else "".join(newest),
             earlier=_find_earlier(files, runs.path, status),
         )
         latest = submitted.latest if is_latest or _is_of(status, submitted.latest) else ()
@@ -191,7 +202,7 @@ def _find_earlier(files: RunFiles, runs: str, status: RunStatus) -> tuple[str, f
     if progress is None:
         return None
     names = sort_runs(files.names(runs), status.recipe)
-    earlier = [name for name in names if _number(name) < _number(status.name)]
+    earlier = names[: names.index(status.name)] if status.name in names else []
     for name in reversed(earlier[-_RECENT_RUNS:]):
         other = _read_run(files, f"{runs}/{name}").run
         finish = other.state.finished.get(progress.phase) if other else None
@@ -240,10 +251,11 @@ def _find_orphan(run: ShownRun) -> int | None:
 
 def _join(found: Sequence[RunStatus], submitted: dict[str, Submissions], ask: Ask) -> list[RunStatus]:
     """Add the jobs to the runs that they started, resumed, or are going to; Slurm is asked once for all."""
-    joined = sorted(found, key=lambda each: (each.recipe, -_number(each.name)))
+    joined = sorted(found, key=lambda each: (each.recipe, -_number(each)))
     for index, (newer, older) in enumerate(pairwise(joined), start=1):
         if newer.recipe == older.recipe:
-            joined[index] = replace(older, later=joined[index - 1].later or newer.name)
+            later = joined[index - 1].later or ("" if newer.is_renamed else newer.name)
+            joined[index] = replace(older, later=later)
     by_hand: dict[str, tuple[Submission, ...]] = {}  # for the latest run of each recipe
     for each in joined:
         by_hand.setdefault(each.recipe, _by_hand(each, submitted.get(each.recipe, Submissions())))
@@ -257,7 +269,8 @@ def _join(found: Sequence[RunStatus], submitted: dict[str, Submissions], ask: As
         jobs = tuple(seen[each] for each in group)
         of_recipe = [index for index, each in enumerate(joined) if each.recipe == recipe]
         own = next((index for index in of_recipe if _is_of(joined[index], group)), None)
-        at = own if own is not None else next(iter(of_recipe), None)
+        resumable = (index for index in of_recipe if not joined[index].is_renamed)
+        at = own if own is not None else next(resumable, None)
         begins_new = at is None or (own is None and joined[at].state == "finished")
         if at is not None and not begins_new:
             joined[at] = _with_jobs(joined[at], jobs)
@@ -300,9 +313,9 @@ def _is_of(status: RunStatus, submitted: Sequence[Submission]) -> bool:
     return any(each.job_id in ids for each in submitted)
 
 
-def _number(name: str) -> int:
-    found = parse_run_name(name)
-    return found[1] if found else 0
+def _number(status: RunStatus) -> int:
+    found = parse_run_name(status.name)
+    return found[1] if found and not status.is_renamed else 0
 
 
 def summarize_status(status: RunStatus) -> str:
@@ -454,7 +467,8 @@ def _result(status: RunStatus) -> str:
     if run is not None and status.state == "failed" and run.failure is not None:
         return run.failure.without_hint
     if status.state in ("interrupted", "stopped"):
-        return f"superseded by {status.later}" if status.later else "run again to resume"
+        again = "renamed; not resumed" if status.is_renamed else "run again to resume"
+        return f"superseded by {status.later}" if status.later else again
     return summarize_status(status)
 
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any, Literal, cast
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost
@@ -70,6 +72,10 @@ class Submission:
         return self.outcome != "submitting"
 
 
+_SUBMISSION = TypeAdapter(Submission)  # checks the types of the fields, since JSON may have any
+_NO_JOB = 2**32  # Slurm's job ids have 32 bits
+
+
 @dataclass(frozen=True)
 class Submissions:
     """All submissions of a recipe, in order."""
@@ -89,24 +95,25 @@ class Submissions:
 def _fold(
     found: dict[str, Submission], event: str, fields: Mapping[str, Any], time_s: float
 ) -> dict[str, Submission]:
-    """Add an event to the submissions found so far, by name."""
+    """Add an event to the submissions found so far, by name; raises ValueError for one that cannot be."""
     if event == "submitting":
-        argv = tuple(fields.get("argv", ()))
-        # Earlier versions kept the excluded nodes only in the argv.
-        given = next((word for word in argv if word.startswith(_EXCLUDE)), _EXCLUDE).removeprefix(_EXCLUDE)
-        excluded = tuple(fields.get("excluded", filter(None, given.split(","))))
-        fields = {**fields, "argv": argv, "excluded": excluded}
-        submission = Submission(**fields, time_s=time_s)
-        found[submission.name] = submission
+        submission = _SUBMISSION.validate_python({**fields, "time_s": time_s})
+        if "excluded" not in fields:  # earlier versions kept them only in the argv
+            given = next((word for word in submission.argv if word.startswith(_EXCLUDE)), _EXCLUDE)
+            excluded = tuple(filter(None, given.removeprefix(_EXCLUDE).split(",")))
+            submission = replace(submission, excluded=excluded)
     elif event in ("submitted", "refused", "cancelled"):
+        known = {key: fields[key] for key in ("reason", "cluster") if key in fields}
+        if event == "submitted":
+            known["job_id"] = int(fields["job_id"])
         before = found[fields["name"]]
-        found[before.name] = replace(
-            before,
-            outcome=cast("Outcome", event),
-            job_id=int(fields["job_id"]) if event == "submitted" else before.job_id,
-            reason=str(fields.get("reason", before.reason)),
-            cluster=str(fields.get("cluster", before.cluster)),
-        )
+        submission = _SUBMISSION.validate_python({**asdict(before), **known, "outcome": event})
+    else:
+        return found
+    # Slurm is asked about all jobs at once, so one that it cannot know would hide the others.
+    if not (submission.name + submission.cluster).isprintable() or not 0 < (submission.job_id or 1) < _NO_JOB:
+        raise ValueError(f"not a job of Slurm: {submission.name!r}")
+    found[submission.name] = submission
     return found
 
 

@@ -77,6 +77,25 @@ def test_no_process_is_stopped_that_another_user_could_have_named(place: Place) 
         victim.kill()
 
 
+@pytest.mark.parametrize("given", ["kept", "runs/kept"])
+def test_neither_by_the_name_that_a_run_was_renamed_to(place: Place, given: str) -> None:
+    with subprocess.Popen(["sleep", "60"]) as victim:
+        folder = write_run(place.root, place.recipe, started(pid=victim.pid), launched())
+        (folder / "journal.jsonl").chmod(0o666)
+        folder.rename(folder.with_name("kept"))
+        with pytest.raises(InputError, match=r"kept/journal.jsonl, which can be changed by anybody"):
+            Canceller(place.root).cancel(given)
+        assert victim.poll() is None
+        victim.kill()
+
+
+def test_a_renamed_run_that_has_ended_cannot_be_cancelled(place: Place) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched())
+    folder.rename(folder.with_name("kept"))
+    with pytest.raises(InputError, match="kept: nothing to cancel: it is stopped"):
+        Canceller(place.root).cancel("kept")
+
+
 @pytest.mark.parametrize("now", [False, True])
 def test_a_run_is_stopped_as_by_ctrl_c_and_waited_for(place: Place, now: bool) -> None:
     place.behave(init="waits")

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -246,6 +246,45 @@ def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
     assert "recipe.json: is not the recipe of a run: not JSON" in summarize_status(first)
     with pytest.raises(InputError, match="is not the recipe of a run"):
         StatusViewer(place).one("small-1", no_slurm)
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:40] + b"\n"), ":1: is not a journal line"),
+        (lambda path: path.write_bytes(path.read_text().encode("utf-16")), ":1: is not a journal line"),
+        (lambda path: path.write_bytes(b"x" * 10_000_000 + b"\n"), ":1: is not a journal line"),
+        (lambda path: path.unlink() or path.mkdir(), ": cannot be read: Is a directory"),
+        *(
+            (lambda path, old=old, new=new: path.write_text(path.read_text().replace(old, new)), wrong)
+            for old, new, wrong in (
+                ('"name": "small-a"', '"name": 7', ":1: is not a journal line"),
+                ('"name": "small-a"', '"name": "small\\u0000"', ":1: is not a journal line"),
+                ('"script": "chain.sbatch"', '"script": ["chain.sbatch"]', ":1: is not a journal line"),
+                ('"phase": null', '"phase": {}', ":1: is not a journal line"),
+                ('"cluster": ""', '"cluster": null', ":1: is not a journal line"),
+                ('"job_id": 12', '"job_id": -12', ":2: is not a journal line"),
+                ('"job_id": 12', f'"job_id": {10**30}', ":2: is not a journal line"),
+                ('"job_id": 12', '"job_id": 12, "reason": []', ":2: is not a journal line"),
+            )
+        ),
+    ],
+)
+def test_submissions_that_cannot_be_read_hide_no_run(
+    place: Place, damage: Callable[[Path], object], what: str
+) -> None:
+    write_run(place.root, place.recipe, *WHOLE)
+    submit(place, None)
+    path = submissions_path(place.root, "small")
+    before = path.read_bytes() if path.is_file() else b""
+    damage(path)
+    assert path.is_dir() or path.read_bytes() != before
+    statuses = StatusViewer(place).all()
+    assert [each.name for each in statuses] == ["small-1", path.name]
+    assert [each.state for each in statuses] == ["finished", "unknown"]
+    assert summarize_status(statuses[1]).startswith(f"{path}{what}; ")
+    assert json.dumps([status_as_json(each) for each in statuses])
+    assert len(status_table(statuses, NOW_S)) == 3
 
 
 @pytest.mark.parametrize(
@@ -520,6 +559,29 @@ def test_a_run_with_a_later_one_is_not_reported_as_resumable(place: Place) -> No
     ]  # fmt: skip
     details = dict(status_details(StatusViewer(place).one("small-1", no_slurm), NOW_S))
     assert details["next"] == "superseded by small-3; only the latest run of a recipe is resumed"
+
+
+@pytest.mark.parametrize("name", ["kept", "other-7"])
+def test_a_renamed_run_is_reported_and_not_as_resumable(place: Place, name: str) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    folder.rename(folder.with_name(name))
+    viewer = StatusViewer(place, job(State.PENDING))
+    for given in (name, f"runs/{name}", f"{place.root}/runs/{name}"):
+        status = viewer.one(given, no_slurm)
+        assert (status.name, status.recipe, status.state, status.later) == (name, "small", "stopped", "")
+        assert dict(status_details(status, NOW_S))["next"] == (
+            "only a folder named small-N is resumed; rename it back"
+        )
+    assert [line.split("  ")[-1] for line in shown(viewer.all(no_slurm))[1:]] == ["renamed; not resumed"]
+    submit(place, None)
+    assert [(each.name, each.state) for each in viewer.all()] == [(name, "stopped"), ("small", "waiting")]
+    write_run(place.root, place.recipe, *WHOLE, number=1)
+    assert viewer.one(name).later == "small-1"
+
+
+def test_the_latest_run_given_by_its_whole_path_is_not_superseded_by_itself(place: Place) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    assert StatusViewer(place).one(str(folder.resolve()), no_slurm).later == ""
 
 
 def test_a_recipe_s_file_in_this_folder_is_named_to_resume_it(
