@@ -49,6 +49,37 @@ def shorten(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: max(0, most - 3)]}..."[:most]
 
 
+def shorten_middle(text: str, most: int, mark: str = "...") -> str:
+    """Replace the middle of a text that is longer than `most` characters with `mark`.
+
+    >>> shorten_middle("conv1", 9), shorten_middle("inception_3a/5x5_reduce", 13)
+    ('conv1', 'incep...educe')
+    """
+    if len(text) <= most:
+        return text
+    half = (most - len(mark)) // 2
+    return f"{text[: most - len(mark) - half]}{mark}{text[len(text) - half :]}"
+
+
+_LONGEST_WORD = 5_000  # characters; no path is longer
+_LONGEST_MESSAGE = 10_000
+LONGEST_LINE = 100_000  # of a list of many names
+
+
+def one_line(text: str, most: int = _LONGEST_MESSAGE, keep: str = "") -> str:
+    r"""Return a text as one line for people: printable, and without the middle of a word that no path can be.
+
+    Of a line that is still longer than `most` characters, the middle is left out, too.
+
+    >>> one_line("a\nb", 80), len(one_line("x" * 1_000_000)), len(one_line("x " * 1_000_000))
+    ('a\\nb', 80, 10000)
+    """
+    if len(text) > _LONGEST_WORD:
+        words = text.split(" ")
+        text = " ".join(shorten_middle(word, 80) if len(word) > _LONGEST_WORD else word for word in words)
+    return shorten_middle(printable(text, keep), most)
+
+
 def describe_names(names: Sequence[str]) -> str:
     """Join up to three names; of a longer list, give the first two and the total.
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,10 +133,10 @@ def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bo
     from caffe_recipes.data.tfrecords import check_records, records_values, render_records_text
 
     seen = check_records(path, classes, batch=batch, must_be_shuffled=shuffled)
-    echo(
-        json.dumps(records_values(seen), indent=1) + "\n" if as_json else _fit(render_records_text(seen)),
-        nl=False,
-    )
+    if as_json:
+        click.echo(json.dumps(records_values(seen), indent=1))
+    else:
+        _echo_wrapped(render_records_text(seen))
     _fail_for_problems(path, seen.problems, seen.hint, as_json=as_json)
 
 
@@ -446,7 +446,7 @@ def check(
     if as_json:
         click.echo(render_json(seen), nl=False)
     else:
-        echo(_fit(render_text(seen)), nl=False)
+        _echo_wrapped(render_text(seen))
     if sheet is not None:
         from caffe_recipes.data.sheet import draw_sheet
 
@@ -455,9 +455,9 @@ def check(
     _fail_for_problems(lmdb, seen.problems, seen.hint, as_json=as_json)
 
 
-def _fit(text: str) -> str:
-    """Wrap the lines of a text to the terminal."""
-    return "".join(f"{part}\n" for line in text.splitlines() for part in wrap_line(line, terminal_width(), 7))
+def _echo_wrapped(lines: Iterable[str]) -> None:
+    """Print lines, wrapped to the terminal."""
+    echo(*(part for line in lines for part in wrap_line(line, terminal_width(), 7)))
 
 
 def _check_sheet(sheet: Path) -> None:

@@ -9,12 +9,12 @@ import click
 
 from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, examples, gather
-from caffe_recipes.cli.streams import echo, max_bytes_option, painter
+from caffe_recipes.cli.streams import echo, echo_text, max_bytes_option, painter
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
 from caffe_recipes.review.diff.report import render_comparison, render_for_git, render_json
 from caffe_recipes.review.diff.sources import open_sides
-from caffe_recipes.wording import describe_names, plural, printable
+from caffe_recipes.wording import describe_names, plural
 
 _REST = "caffe_recipes.diff.rest"
 
@@ -83,7 +83,9 @@ def diff(
     """
     rest = ctx.meta[_REST]
     if git:
-        echo(render_for_git([*sides, *rest], options, painter(_is_shown())), nl=False, color=True)
+        lines, text = render_for_git([*sides, *rest], options, painter(_is_shown()))
+        echo(*lines, color=True)
+        echo_text(text)
         return
     if "" in rest:
         raise InputError("PATH", "'' is not a path", "is a variable unset?")
@@ -93,15 +95,15 @@ def diff(
         raise InputError("", "--images and --ranks must be given together", "give both, or neither")
     comparison = compare_sides(open_sides(sides, rest, max_bytes=options.max_bytes), options)
     if comparison.untracked and not quiet:
-        names = describe_names([*map(printable, comparison.untracked)])
+        names = describe_names(comparison.untracked)
         are = plural(len(comparison.untracked), "is", "are")
         hint = "run `git add` on what you want to compare"
         echo(f"not compared: {names} {are} new in the working tree; {hint}", err=True)
     if as_json and not quiet:
         click.echo(render_json(comparison))
     elif not quiet:
-        text = render_comparison(comparison, painter(sys.stdout.isatty()))
-        echo(text or "no difference in meaning\n", nl=False)
+        lines = render_comparison(comparison, painter(sys.stdout.isatty()))
+        echo(*(lines or ["no difference in meaning"]))
     ctx.exit(2 if comparison.unreadable else 0 if comparison.equal else 1)
 
 

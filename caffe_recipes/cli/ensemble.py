@@ -67,4 +67,4 @@ def ensemble(
         return
     root = Path(caffe_root).absolute()
     shown = found.lmdb.relative_to(root) if found.lmdb.is_relative_to(root) else found.lmdb
-    echo(ensembles.render_ensemble(found, str(shown)))
+    echo(*ensembles.render_ensemble(found, str(shown)))

@@ -167,13 +167,13 @@ def estimate(
     if as_json:
         click.echo(json.dumps(estimate_values(estimates, start), indent=2))
     elif len(estimates) == 1:
-        echo(render_estimate(estimates[0], start, terminal_width()))
+        echo(*render_estimate(estimates[0], start, terminal_width()))
     else:
-        echo(render_sweep(estimates, terminal_width()))
+        echo(*render_sweep(estimates, terminal_width()))
 
 
 def _print_tables(*, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(table_values(), indent=2))
     else:
-        echo(render_tables())
+        echo(*render_tables())

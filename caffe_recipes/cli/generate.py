@@ -11,7 +11,7 @@ import click
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import PATH, RECIPE, examples
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, echo_text
 from caffe_recipes.errors import CheckFailed, InputError, RecipeError
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.dialect import find_parts, translate_whole
@@ -62,7 +62,7 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
     if check:
         differences = find_differences(files, out)
         for difference in differences:
-            echo(difference.diff, nl=False)
+            echo_text(difference.diff)
         if differences:
             paths = ", ".join(f"{difference.path} ({difference.what})" for difference in differences)
             is_stale = any(difference.what == "stale" for difference in differences)

@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
-from caffe_recipes.cli.streams import echo, max_bytes_option, painter, print_text, terminal_width
+from caffe_recipes.cli.streams import echo, echo_rows, max_bytes_option, painter, print_text, terminal_width
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.lint.check import explain_rule
 from caffe_recipes.review.lint.folders import is_at_least
@@ -26,20 +26,19 @@ from caffe_recipes.review.lint.rules import (
     render_rules,
 )
 from caffe_recipes.review.rewrites import plan_fixes, render_diff, save_rewrites
-from caffe_recipes.wording import printable
 
 _COUNT = Whole(min=1, max=2**31 - 1)
 
 
 def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked:
-        echo(render_rules(terminal_width()))
+        echo(*render_rules(terminal_width()))
         ctx.exit()
 
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None:
-        echo(explain_rule(name, terminal_width()))
+        echo(*explain_rule(name, terminal_width()))
         ctx.exit()
 
 
@@ -144,7 +143,7 @@ def lint(
         rewrites, fixed, generated = plan_fixes(found, options.max_bytes)
         for path in generated:
             hint = "edit its recipe and run `caffe-recipes generate`"
-            echo(f"skipped {printable(str(path))}: it is generated; {hint}", err=True)
+            echo(f"skipped {path}: it is generated; {hint}", err=True)
         if not rewrites:
             echo("no findings that --fix can fix", err=True)
         if is_diff:
@@ -152,7 +151,7 @@ def lint(
                 print_text(render_diff(rewrite))
         elif save_rewrites(rewrites):
             for one in fixed:
-                echo(f"fixed {printable(one.where)} [{one.id}] {one.what}", err=True)
+                echo(f"fixed {one.where} [{one.id}] {one.what}", err=True)
             found = find_all(targets, options)
     if not is_diff:
         _print(found, form, notices)
@@ -164,8 +163,8 @@ def _print(found: list[Finding], form: str, notices: list[str]) -> None:
     if form == "json":
         click.echo(render_json(found))
     elif form == "github":
-        echo(render_github(found), nl=bool(found), is_command=True)
+        echo_rows(render_github(found), is_command=True)
     else:
         for line in notices:
             echo(line, err=True)
-        echo(render_findings(found, painter(sys.stdout.isatty()), terminal_width()))
+        echo(*render_findings(found, painter(sys.stdout.isatty()), terminal_width()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from caffe_recipes.cli.options import PROTOTXT, Whole, examples
-from caffe_recipes.cli.streams import echo, max_bytes_option
+from caffe_recipes.cli.streams import echo_rows, max_bytes_option
 from caffe_recipes.review.inspect.schedules import load_chain, render_rates
 
 
@@ -38,5 +38,5 @@ def lr(solvers: tuple[str, ...], every: int, iterations: int | None, as_csv: boo
     give the same float32 value.
     """
     chain = load_chain(solvers, max_bytes, iterations)
-    for text in render_rates(chain, every, as_csv=as_csv):
-        echo(text, nl=False)
+    for lines in render_rates(chain, every, as_csv=as_csv):
+        echo_rows(lines)

@@ -16,7 +16,7 @@ import click
 from caffe_recipes.cli.options import examples
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
-from caffe_recipes.wording import did_you_mean, printable
+from caffe_recipes.wording import did_you_mean, one_line
 
 # Errors of the machine, not of the input.
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
@@ -211,5 +211,5 @@ def _one_line(error: click.ClickException) -> str:
 
 def _fail(text: str, exit_code: int) -> None:
     """Print an error in one line, and exit."""
-    click.echo(f"Error: {printable(text)}", err=True)
+    click.echo(f"Error: {one_line(text)}", err=True)
     sys.exit(exit_code)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import RUN, Seconds, Whole, complete_phase, examples
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, echo_text
 from caffe_recipes.run.console import Reporter, SafeConsole
 from caffe_recipes.run.monitor.cancel import JOB_GRACE_S, CancelOptions, cancel_run
 from caffe_recipes.run.monitor.follow import AttachOptions, StatusOptions
@@ -28,7 +28,6 @@ from caffe_recipes.run.monitor.status import (
     status_details,
     status_table,
 )
-from caffe_recipes.wording import printable
 
 
 @click.command(
@@ -73,7 +72,7 @@ def _show_one(run_status: RunStatus, as_json: bool) -> None:
     details = list(status_details(run_status, time.time()))
     width = max(len(word) for word, _ in details)
     for word, text in details:
-        echo(f"  {word:{width}}  {printable(text)}")
+        echo(f"  {word:{width}}  {text}")
 
 
 @click.command(
@@ -150,7 +149,7 @@ def _printer() -> Callable[[bytes], None]:
     if not sys.stdout.isatty():
         return lambda data: click.echo(data, nl=False)
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-    return lambda data: echo(decoder.decode(data).replace("\r\n", "\n"), nl=False)
+    return lambda data: echo_text(decoder.decode(data).replace("\r\n", "\n"))
 
 
 @click.command(

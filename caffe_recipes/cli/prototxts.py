@@ -21,7 +21,6 @@ from caffe_recipes.review.rewrites import (
     render_diff,
     save_rewrites,
 )
-from caffe_recipes.wording import printable
 
 
 @click.command(
@@ -59,7 +58,7 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None
         return
     changed = save_rewrites(rewrites)
     for rewrite in changed:
-        echo(f"formatted {printable(str(rewrite.path))}")
+        echo(f"formatted {rewrite.path}")
     echo(f"{len(changed)} formatted, {len(rewrites) - len(changed)} unchanged")
 
 
@@ -69,7 +68,7 @@ def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
         if diff:
             print_text(render_diff(rewrite))
         else:
-            echo(f"would format {printable(str(rewrite.path))}")
+            echo(f"would format {rewrite.path}")
     if check and changed:
         of = f"{len(changed)} of {len(rewrites)} files"
         raise CheckFailed("", f"{of} would change", "run caffe-recipes fmt on them")
@@ -111,7 +110,7 @@ def upgrade(
     for rewrite, changes in [_plan(path, max_bytes) for path in paths]:
         outdated += bool(changes)
         for change in changes or ("up to date",):
-            echo(f"{printable(str(rewrite.path))}: {change}", err=True)
+            echo(f"{rewrite.path}: {change}", err=True)
         if changes or not (write or check or diff):
             rewrites.append(rewrite)
     if diff:

@@ -23,7 +23,7 @@ from caffe_recipes.review.naming import recipe_named
 )
 def recipes() -> None:
     """List the shipped recipes; other commands accept these names."""
-    echo(render_list(map(load_any_recipe, shipped_recipes()), terminal_width()))
+    echo(*render_list(map(load_any_recipe, shipped_recipes()), terminal_width()))
 
 
 @click.command(
@@ -49,7 +49,8 @@ def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, di
         click.echo(json.dumps([recipe_values(recipe, images_per_s) for recipe in loaded], indent=2))
         return
     width = terminal_width()
-    echo("\n\n\n".join(render_recipe(recipe, images_per_s, width) for recipe in loaded))
+    for index, recipe in enumerate(loaded):
+        echo(*(["", ""] if index else []), *render_recipe(recipe, images_per_s, width))
 
 
 @click.command(

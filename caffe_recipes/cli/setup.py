@@ -11,7 +11,7 @@ from click.shell_completion import get_completion_class
 
 from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import PATH_TEXT, examples
-from caffe_recipes.cli.streams import echo, paint, terminal_width
+from caffe_recipes.cli.streams import echo, echo_text, paint, terminal_width
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.profiles import load_profile, profile_text, shipped_profiles
 from caffe_recipes.review.columns import align_columns, wrap_line
@@ -49,7 +49,7 @@ def doctor(commands: tuple[str, ...], as_json: bool) -> None:
                     f"{'':{width + 10}}install:   {symptom.install}",
                 ]
             first, *rest = (part for line in lines for part in wrap_line(line, terminal_width(), width + 10))
-            echo("\n".join([f"{paint(first[:7], colour)}{first[7:]}", *rest]))
+            echo(f"{paint(first[:7], colour)}{first[7:]}", *rest)
     if commands and any(symptom.is_fatal for symptom in symptoms):
         sys.exit(1)
 
@@ -68,7 +68,7 @@ def profiles(name: str | None) -> None:
     A FILE.yaml is checked first.
     """
     if name is not None:
-        echo(profile_text(name), nl=False)
+        echo_text(profile_text(name))
         return
     loaded = [load_profile(each) for each in shipped_profiles()]
     rows = [
@@ -76,7 +76,7 @@ def profiles(name: str | None) -> None:
         for profile in loaded
         for text in (profile.title, *(f"  {note}" for note in profile.notes))
     ]
-    echo("\n".join(align_columns(rows, width=terminal_width())))
+    echo(*align_columns(rows, width=terminal_width()))
 
 
 @click.command(
@@ -94,4 +94,4 @@ def completion(context: click.Context, shell: str) -> None:
     assert kind
     program = "caffe-recipes"
     source = kind(context.find_root().command, {}, program, "_CAFFE_RECIPES_COMPLETE").source()
-    echo(source, nl=False)
+    echo_text(source)

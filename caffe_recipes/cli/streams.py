@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +16,7 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, encode_pro
 from caffe_recipes.cli.options import Whole
 from caffe_recipes.files import read_pieces
 from caffe_recipes.review.columns import keep_plain
-from caffe_recipes.wording import printable
+from caffe_recipes.wording import LONGEST_LINE, one_line, printable
 
 if TYPE_CHECKING:
     from caffe_recipes.review.columns import Paint
@@ -65,22 +66,34 @@ def _style(colour: str) -> str:
 _COMMAND = re.compile(r"^(\s*+):(?=:)", re.MULTILINE)  # of GitHub's, as the log of a job obeys them
 
 
-def echo(
-    text: object = "",
-    *,
-    err: bool = False,
-    nl: bool = True,
-    color: bool | None = None,
-    is_command: bool = False,
-) -> None:
-    """Print text for people, with everything escaped that the terminal or the log of a job would obey.
+def echo(*lines: object, err: bool = False, color: bool | None = None) -> None:
+    """Print lines for people, which are at most `LONGEST_LINE` characters long.
 
-    With `is_command`, the lines are commands of ours for that log.
+    Everything is escaped that the terminal or the log of a job would obey, also the line feeds in names.
     """
-    text = str(text) if is_command else _COMMAND.sub(r"\1\\x3a", str(text))
-    parts = _PAINT.split(text)  # text, colour, text, ..., text
-    shown = [_style(part) if index % 2 else printable(part, keep="\n\t") for index, part in enumerate(parts)]
-    click.echo("".join(shown), err=err, nl=nl, color=color)
+    click.echo("\n".join(_show(str(line)) for line in lines), err=err, color=color)
+
+
+def _show(line: str) -> str:
+    parts = _PAINT.split(_COMMAND.sub(r"\1\\x3a", line))  # text, colour, text, ..., text
+    return "".join(
+        _style(part) if index % 2 else one_line(part, LONGEST_LINE, keep="\t")
+        for index, part in enumerate(parts)
+    )
+
+
+def echo_rows(rows: Iterable[str], *, is_command: bool = False) -> None:
+    """Print lines for programs: with the same escapes, but with all names whole.
+
+    With `is_command`, the lines are commands of ours for the log of a job.
+    """
+    shown = [printable(row if is_command else _COMMAND.sub(r"\1\\x3a", row), keep="\t") for row in rows]
+    click.echo("\n".join(shown), nl=bool(shown))
+
+
+def echo_text(text: str) -> None:
+    """Print the text of a file, or a part of it, whole and in its own lines, with the same escapes."""
+    click.echo(printable(_COMMAND.sub(r"\1\\x3a", text), keep="\n\t"), nl=False)
 
 
 def terminal_width(*, in_pipes: bool = False) -> int | None:
@@ -93,8 +106,8 @@ def terminal_width(*, in_pipes: bool = False) -> int | None:
 
 
 def print_text(text: str) -> None:
-    """Print the text of a file unchanged, as UTF-8 whatever the locale, but on a terminal as `echo` does."""
+    """Print the text of a file unchanged, as UTF-8 whatever the locale, but on a terminal with escapes."""
     if sys.stdout.isatty():
-        echo(text, nl=False)
+        echo_text(text)
     else:
         click.echo(encode_prototxt(text), nl=False)

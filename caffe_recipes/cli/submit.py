@@ -191,7 +191,7 @@ def submit(
         environment={"LMDB_SOURCE": str(source)} if source and loaded.reads_lmdb else {},
     )
     if dry_run:
-        echo(describe_submission(loaded, options, note, with_scripts=show_scripts))
+        echo(*describe_submission(loaded, options, note, with_scripts=show_scripts))
         return
     submit_chain(loaded, options, echo, SubmitEnv(LocalHost()))
     for word in ("status", "cancel"):

@@ -9,7 +9,7 @@ import click
 from caffe_recipes.caffe import pb
 from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import NET, PATH, Whole, examples, gather
-from caffe_recipes.cli.streams import echo, max_bytes_option, terminal_width
+from caffe_recipes.cli.streams import echo, echo_rows, max_bytes_option, terminal_width
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.summary import (
     SummaryOptions,
@@ -104,12 +104,15 @@ def summary(
         raise InputError(graph.parent, "is not a folder", "create it, or give a file in an existing one")
     read = read_net(net, options)
     found = summarize(read)
-    render = render_json if as_json else render_csv if as_csv else render_wide_table if is_wide else None
-    text = render(found).rstrip("\n") if render else render_table(found, terminal_width(in_pipes=True))
     if graph is not None:
         from caffe_recipes.render.tree import write_file
         from caffe_recipes.review.graph.picture import render_graph
 
         write_file(graph, render_graph(read, found, kind))
         echo(f"wrote {graph}", err=True)
-    (click.echo if as_json else echo)(text)
+    if as_json:
+        click.echo(render_json(found))
+    elif as_csv:
+        echo_rows(render_csv(found))
+    else:
+        echo(*(render_wide_table(found) if is_wide else render_table(found, terminal_width(in_pipes=True))))

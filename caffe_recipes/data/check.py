@@ -280,11 +280,6 @@ _MAX_CLASSES = 20  # with more classes, their counts are summarized
 MIB = 2**20
 
 
-def render_text(report: LmdbReport) -> str:
-    """Return the report as lines of text, with the problems last."""
-    return "\n".join(_lines(report)) + "\n"
-
-
 def render_json(report: LmdbReport) -> str:
     """Return the report as JSON, with the count of every label."""
     values = {
@@ -303,7 +298,8 @@ def render_json(report: LmdbReport) -> str:
     return json.dumps(values, indent=1) + "\n"
 
 
-def _lines(report: LmdbReport) -> Iterator[str]:
+def render_text(report: LmdbReport) -> Iterator[str]:
+    """Yield the report as lines of text, with the problems last."""
     yield f"{report.count:,} records, {report.encoded:,} of them encoded images; {report.decoded:,} decoded"
     yield from _label_lines(report)
     yield from _shape_lines(report)

@@ -432,11 +432,6 @@ def check_records(
     )
 
 
-def render_records_text(report: RecordsReport) -> str:
-    """Return the report as lines of text, with the problems last."""
-    return "\n".join(_lines(report)) + "\n"
-
-
 def records_values(report: RecordsReport) -> dict[str, object]:
     """Return the report as values for JSON."""
     return {
@@ -450,7 +445,8 @@ def records_values(report: RecordsReport) -> dict[str, object]:
     }
 
 
-def _lines(report: RecordsReport) -> Iterator[str]:
+def render_records_text(report: RecordsReport) -> Iterator[str]:
+    """Yield the report as lines of text, with the problems last."""
     counts = list(report.files.values())
     yield (
         f"{report.count:,} TFRecords in {len(counts):,} files of {min(counts):,} to {max(counts):,}, "

@@ -22,7 +22,7 @@ from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.engine.solver import SIGNAL_EFFECTS, SignalRequests
 from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error
 from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
-from caffe_recipes.wording import printable
+from caffe_recipes.wording import one_line
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def check_modules(find: Callable[[str], object] = find_spec) -> None:
 
 def _report(error: CaffeRecipesError, prints: bool = True) -> int:
     if prints:
-        print(f"caffe-torch: {printable(str(error))}", file=sys.stderr, flush=True)
+        print(f"caffe-torch: {one_line(str(error))}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
@@ -231,7 +231,7 @@ def _train(flags: Flags) -> int:
         _run_training(flags, world, requests, log)
     except AgreedFailure as failure:
         if rank == 0:
-            print(f"caffe-torch: {printable(failure.text)}", file=sys.stderr, flush=True)
+            print(f"caffe-torch: {one_line(failure.text)}", file=sys.stderr, flush=True)
         return failure.code
     except CaffeRecipesError as error:
         _report(error)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 # Returns text in a colour, or in bold.
 Paint = Callable[[str, str], str]
@@ -61,16 +63,20 @@ def _wrap_last(row: Sequence[str], width: int) -> list[list[str]]:
     return [[*row[:-1], first], *([*[""] * (len(row) - 1), part] for part in rest)]
 
 
-def shorten_middle(text: str, width: int, mark: str = "...") -> str:
-    """Replace the middle of a text that is longer than `width` characters with `mark`.
+def join_blocks(blocks: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of all blocks, with an empty line between them."""
+    return [line for block in blocks for line in ("", *block)][1:]
 
-    >>> shorten_middle("conv1", 9), shorten_middle("inception_3a/5x5_reduce", 13)
-    ('conv1', 'incep...educe')
+
+def csv_row(values: Iterable[object]) -> str:
+    """Return a row of CSV without its line feed; there may be others in its cells.
+
+    >>> csv_row([1, "a,b", None])
+    '1,"a,b",'
     """
-    if len(text) <= width:
-        return text
-    half = (width - len(mark)) // 2
-    return f"{text[: width - len(mark) - half]}{mark}{text[len(text) - half :]}"
+    row = io.StringIO()
+    csv.writer(row, lineterminator="\n").writerow(values)
+    return row.getvalue()[:-1]
 
 
 def wrap_line(line: str, width: int | None, indent: int = 4) -> list[str]:

@@ -28,7 +28,7 @@ from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
 from caffe_recipes.units import describe_duration, write_clock
-from caffe_recipes.wording import printable
+from caffe_recipes.wording import one_line, printable
 
 # The shortest time between two progress lines where there is no terminal.
 PROGRESS_INTERVAL_S = 5.0
@@ -171,7 +171,7 @@ class Reporter:
 
     def say(self, text: str, *, names_phase: bool = False) -> None:
         """Print a line, wrapped between words on a narrow terminal; a branch's begins with its phase."""
-        labelled = text if names_phase else f"{self._label}{text}"
+        labelled = one_line(text if names_phase else f"{self._label}{text}")
         self._console.print(Text("\n".join(self._wrap(labelled, 2))))
 
     def say_above_progress(self, text: str) -> None:
@@ -184,7 +184,7 @@ class Reporter:
         indent = _MARK + _SUBJECT
         for finding in findings:
             mark, colour = _MARKS[finding.mark if finding.is_checked else "-"]
-            row = self._wrap(f"{' ' * _MARK}{finding.subject:{_SUBJECT}}{printable(finding.message)}", indent)
+            row = self._wrap(f"{' ' * _MARK}{finding.subject:{_SUBJECT}}{one_line(finding.message)}", indent)
             self._console.print(Text.assemble((f"{mark:{_MARK}}", colour), "\n".join(row)[_MARK:]))
 
     def _wrap(self, text: str, indent: int) -> list[str]:

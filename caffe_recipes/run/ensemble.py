@@ -508,7 +508,7 @@ _HEADINGS = (
 )
 
 
-def render_ensemble(found: EnsembleResult, lmdb: str) -> str:
+def render_ensemble(found: EnsembleResult, lmdb: str) -> list[str]:
     """Return a table with a row for each member.
 
     Its columns are the accuracies of the member alone, of it and the members above it, and of the ensemble
@@ -539,7 +539,7 @@ def render_ensemble(found: EnsembleResult, lmdb: str) -> str:
     ]
     if found.missing:
         lines.append(f"not finished, left out: {', '.join(found.missing)}")
-    return "\n".join(lines)
+    return lines
 
 
 def ensemble_as_json(found: EnsembleResult) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from caffe_recipes.cli import monitor, streams
 from caffe_recipes.cli.main import COMMANDS, commands, main
 from caffe_recipes.run.console import Reporter, SafeConsole
 from caffe_recipes.wording import printable
+from tests.run.conftest import RECIPE
+from tests.run.recorded_run import WHOLE, failed, launched, started, write_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # A title of the window, a cleared screen in 8 bits, text from right to left, no width, a line overwritten.
@@ -108,6 +111,132 @@ def test_json_holds_the_same_names_without_terminal_control_sequences(words: lis
     found = call(words[0], "--json", *words[1:]).stdout
     assert is_clean(found.replace("\x7f", ""))  # which terminals ignore
     assert EVIL in strings_of(json.loads(found))
+
+
+# A name forges a line, colours it and reverses it; the others fill the terminal, with and without spaces.
+NAMES = {
+    "line": "a\nforged line\x1b[31m\u202eb",
+    "word": "y" * 120_000,
+    "words": "y " * 60_000,
+}
+LONGEST_ERROR = 11_000  # characters: a message, and the word before it
+LONGEST_LINE = 110_000
+
+
+def write_named(folder: Path, name: str) -> list[str]:
+    """Write input of each kind that holds a name, and return the commands that read it."""
+    quoted = name if name.isprintable() else "".join(f"\\{byte:03o}" for byte in name.encode())
+    text = NET.format(quoted, "data").replace(f'type: "{quoted}"', 'type: "ReLU"')
+    files = {
+        "net": text,
+        "unnamed": text.replace(quoted, "z"),
+        "type": NET.format(quoted, "data"),
+        "bottom": NET.format("b", quoted),
+        "solver": f'net: "net.prototxt" base_lr: 1 lr_policy: "{quoted}" max_iter: 9 snapshot_prefix: "a"',
+        "netless": f'net: "{quoted}" base_lr: 1 lr_policy: "fixed" max_iter: 9 snapshot_prefix: "a"',
+        "fixable": f'base_lr: 1 lr_policy: "fixed" max_iter: 9 gamma: 2 snapshot_prefix: "{quoted}"',
+        "field": f"{name}: 1",
+        "enum": f'layer {{ name: "a" type: "Pooling" pooling_param {{ pool: {name} }} }}',
+    }
+    for file, written in files.items():
+        (folder / f"{file}.prototxt").write_text(written)
+    recipe = RECIPE.replace("title: Three short phases", f"title: {json.dumps(name)}")
+    recipes = {
+        "title": recipe,
+        "key": f"{RECIPE}{json.dumps(name)}: 1\n",
+        "phase": RECIPE.replace("name: cyc1", f"name: {json.dumps(name)}"),
+        "name": RECIPE.replace("name: small", f"name: {json.dumps(name)}"),
+        "policy": RECIPE.replace("lr_policy: fixed", f"lr_policy: {json.dumps(name)}"),
+        "lmdb": RECIPE.replace("lmdb: data/test_lmdb", f"lmdb: {json.dumps(name)}"),
+        "builder": RECIPE.replace("builder: resnet_small", f"builder: {json.dumps(name)}"),
+    }
+    for file, written in recipes.items():
+        (folder / f"{file}.yaml").write_text(written)
+    (folder / "small.yaml").write_text(RECIPE)
+    run = write_run(folder, folder / "small.yaml", *WHOLE)
+    kept = run / "recipe.json"
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), name: 1}))
+    failed_run = write_run(
+        folder, folder / "small.yaml", started(), launched(), failed("init", name), number=2
+    )
+    prototxts = [f"{file}.prototxt" for file in files]
+    return [
+        *(f"lint {file}" for file in [*prototxts, "title.yaml", "lmdb.yaml"]),
+        *(f"{command} {file}" for command in ("summary", "lr", "upgrade --check") for file in prototxts),
+        *(f"diff {old} {new}" for old, new in pairwise(prototxts)),
+        *("diff small.yaml lmdb.yaml", "summary --csv net.prototxt", "summary --wide net.prototxt"),
+        *(f"show {file}.yaml" for file in recipes),
+        *(
+            "estimate title.yaml --images-per-s 9",
+            "preflight lmdb.yaml",
+            "submit title.yaml --dry-run",
+            "run key.yaml",
+            "run name.yaml",
+        ),
+        *("status", f"status {run.name}", f"status {failed_run.name}", f"attach --once {failed_run.name}"),
+        *(f"logs {run.name} --phase NAME", "logs NAME", "show NAME", "lint NAME", "status NAME", "NAME"),
+        *("lint --explain NAME", "summary small.yaml:NAME", "diff NAME small.yaml", "recipes --NAME"),
+        *("new --images 9 --epochs 9 --net NAME", "profiles NAME", "data check NAME", "tf log NAME"),
+    ]
+
+
+def call_main(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["caffe-recipes", *words])
+    with pytest.raises(SystemExit):
+        main()
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_no_name_forges_a_line_or_fills_the_terminal(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = write_named(folder, NAMES[kind])
+    for line in calls:
+        call_main([word.replace("NAME", NAMES[kind]) for word in line.split(" ")], monkeypatch)
+        output = capsys.readouterr()
+        wrong = [
+            *(shown for shown in (output.out, output.err) if not is_clean(shown)),
+            *(shown for shown in (output.out + output.err).splitlines() if shown.startswith("forged line")),
+            *(shown for shown in output.err.splitlines() if len(shown) > LONGEST_ERROR),
+            *(
+                shown
+                for shown in output.out.splitlines()
+                if len(shown) > LONGEST_LINE and "--csv" not in line
+            ),
+        ]
+        assert [shown[:300] for shown in wrong] == [], line
+
+
+@pytest.mark.parametrize("name", ["a\nforged line\x1b[31m\u202eb", "y" * 240])
+def test_no_path_forges_a_line(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / name).mkdir()
+    (folder / "small.yaml").write_text(RECIPE)
+    write_run(folder, folder / "small.yaml", *WHOLE).rename(folder / "runs" / name)
+    (folder / name / "solver.prototxt").write_text("base_lr: 1 lr_policy: 'fixed' max_iter: 2 type: 'SGD'")
+    calls = (
+        *("status", "generate small.yaml --out NAME", "fmt --check NAME", "fmt NAME", "lint NAME", "lint ."),
+        *("summary good.prototxt --graph NAME/g.svg", "plot NAME/solver.prototxt --out NAME/p.svg"),
+        *("new --images 9000 --epochs 9 --out NAME/new.yaml", "data build digits --out NAME/digits"),
+        *("data check NAME/digits/digits_train_lmdb --sheet NAME/s.png", "upgrade NAME/solver.prototxt"),
+        *(
+            "lr NAME/solver.prototxt NAME/solver.prototxt",
+            "lr --csv NAME/solver.prototxt NAME/solver.prototxt",
+        ),
+        *(
+            "diff NAME .",
+            "diff NAME/solver.prototxt other.prototxt",
+            "logs NAME",
+            "status NAME",
+            "attach NAME",
+        ),
+    )
+    for line in calls:
+        call_main([word.replace("NAME", name) for word in line.split(" ")], monkeypatch)
+        output = capsys.readouterr()
+        assert is_clean(output.out + output.err), line
+        assert "\nforged line" not in output.out + output.err, line
 
 
 def strings_of(value: object) -> str:

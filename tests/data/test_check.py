@@ -197,7 +197,7 @@ def test_why_an_order_of_mixed_neighbours_is_not_shuffled_is_reported() -> None:
 def test_the_printed_report_is_complete(tmp_path: Path) -> None:
     path = write(tmp_path / "lmdb", image(0), image(3), image(3, data=b"<html>"))
     seen = check_lmdb(path, 5)
-    lines = render_text(seen).splitlines()
+    lines = list(render_text(seen))
     assert lines[:5] == [
         "3 records, 3 of them encoded images; 2 decoded",
         "labels 0 to 3, 2 distinct",
@@ -216,7 +216,7 @@ def test_the_printed_report_is_complete(tmp_path: Path) -> None:
 def test_many_sizes_classes_and_channels_are_summarised(tmp_path: Path) -> None:
     grey = bytes(cv2.imencode(".png", noise(9, 9)[:, :, 0])[1])
     datums = [image(label, data=encode(".png", 10 + label, 20)) for label in range(30)]
-    text = render_text(check_lmdb(write(tmp_path / "lmdb", *datums, image(0, data=grey))))
+    text = "\n".join(render_text(check_lmdb(write(tmp_path / "lmdb", *datums, image(0, data=grey)))))
     assert "images per label: 1 to 2, median 1\n" in text
     assert "images of 31 sizes: 9 to 39 high, 9 to 20 wide\n" in text
     assert (

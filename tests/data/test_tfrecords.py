@@ -116,7 +116,7 @@ def test_classes_are_shuffled_across_files_and_sorted_ones_are_distinguished_fro
     seen = check_records(ordered, must_be_shuffled=True)
     assert seen.order.verdict == "sorted by class"
     assert seen.fewest_classes < 4
-    assert "bad: the records are not shuffled: sorted by class" in render_records_text(seen)
+    assert "bad: the records are not shuffled: sorted by class" in "\n".join(render_records_text(seen))
 
 
 def test_files_of_classes_that_were_added_later_are_not_shuffled(lmdb: Path) -> None:
@@ -328,5 +328,5 @@ def test_a_file_that_is_truncated_is_a_problem_that_the_check_found(lmdb: Path, 
     seen = check_records(out, CLASSES)
     assert len(seen.problems) == 1
     assert "is truncated" in str(seen.problems[0])
-    assert "is truncated" in render_records_text(seen)
+    assert "is truncated" in "\n".join(render_records_text(seen))
     assert json.loads(json.dumps(records_values(seen)))["records"] == seen.count

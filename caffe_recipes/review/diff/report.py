@@ -29,8 +29,8 @@ _FOLD_ROW = 6
 _MOST_NAMED = 3
 
 
-def render_comparison(comparison: Comparison, paint: Paint = keep_plain) -> str:
-    """Return a comparison as text, coloured by `paint(text, colour)`; empty if the sides are equal.
+def render_comparison(comparison: Comparison, paint: Paint = keep_plain) -> list[str]:
+    """Return a comparison as lines, coloured by `paint(text, colour)`; empty if the sides are equal.
 
     Files with identical changes are reported together.
     """
@@ -44,11 +44,11 @@ def render_comparison(comparison: Comparison, paint: Paint = keep_plain) -> str:
         if comparison.single:
             lines += inner
         elif files[0].status == "changed":
-            title = ", ".join(printable(file.path) for file in files)
+            title = ", ".join(file.path for file in files)
             lines += [paint(f"{title}:", "bold"), *(f"  {line}" for line in inner)]
         else:
             lines += [_status_line(files[0], paint)]
-    return "".join(f"{line}\n" for line in lines)
+    return lines
 
 
 def render_json(comparison: Comparison) -> str:
@@ -67,12 +67,11 @@ def render_json(comparison: Comparison) -> str:
 
 
 def _status_line(file: FileDiff, paint: Paint) -> str:
-    path = printable(file.path)
     if file.status == "renamed":
-        return f"{_paint_verb('renamed', paint)} {printable(file.renamed_from)} -> {path}"
+        return f"{_paint_verb('renamed', paint)} {file.renamed_from} -> {file.path}"
     if file.status == "unreadable":
-        return f"{paint('not compared', 'red')} {path}: {file.note}"
-    return f"{_paint_verb(file.status, paint)} {path}"
+        return f"{paint('not compared', 'red')} {file.path}: {file.note}"
+    return f"{_paint_verb(file.status, paint)} {file.path}"
 
 
 def _paint_verb(verb: str, paint: Paint) -> str:
@@ -222,46 +221,49 @@ class _GitArguments:
     new_path: str
 
 
-def render_for_git(words: Sequence[str], options: DiffOptions, paint: Paint = keep_plain) -> str:
-    """Return the difference to print for the arguments that git appends to the driver's command.
+def render_for_git(
+    words: Sequence[str], options: DiffOptions, paint: Paint = keep_plain
+) -> tuple[list[str], str]:
+    """Return the lines to print for the arguments that git appends to the driver's command, and a text diff.
 
-    Files that are not prototxts are compared line by line. Raises InputError for other arguments.
+    Only files that are not prototxts are compared line by line. Raises InputError for other arguments.
     """
     if len(words) == 1:
-        return f"{words[0]}: not merged\n"
+        return [f"{words[0]}: not merged"], ""
     if len(words) not in (7, 9):
         hint = 'set it with: git config diff.prototxt.command "caffe-recipes diff --git"'
         raise InputError("", f"git passes 7 or 9 arguments, not {len(words)}", hint)
     path, old_file, _, old_mode, new_file, _, new_mode = words[:7]
     args = _GitArguments(path, old_file, old_mode, new_file, new_mode, words[7] if len(words) == 9 else path)
     head = paint(f"diff {_title(args)}", "bold")
-    return f"{head}\n{_mode_change(args)}{_render_difference(args, options, paint)}"
+    lines, text = _render_difference(args, options, paint)
+    return [head, *_mode_change(args), *lines], text
 
 
 def _title(args: _GitArguments) -> str:
     return args.path if args.path == args.new_path else f"{args.path} -> {args.new_path}"
 
 
-def _mode_change(args: _GitArguments) -> str:
+def _mode_change(args: _GitArguments) -> list[str]:
     if _NO_FILE in (args.old_file, args.new_file) or args.old_mode == args.new_mode:
-        return ""
-    return f"mode {args.old_mode} -> {args.new_mode}\n"
+        return []
+    return [f"mode {args.old_mode} -> {args.new_mode}"]
 
 
-def _render_difference(args: _GitArguments, options: DiffOptions, paint: Paint) -> str:
+def _render_difference(args: _GitArguments, options: DiffOptions, paint: Paint) -> tuple[list[str], str]:
     if args.old_file == _NO_FILE or args.new_file == _NO_FILE:
         what = "added" if args.old_file == _NO_FILE else "removed"
-        return f"{what}\n{sources.diff_as_text(args.old_file, args.new_file)}"
+        return [what], sources.diff_as_text(args.old_file, args.new_file)
     try:
         old, new = (
             TextFile(path, path, Path(file).read_bytes(), lambda _: None)
             for path, file in ((args.path, args.old_file), (args.new_path, args.new_file))
         )
         if old.data == new.data:
-            return ""
+            return [], ""
         found = compare_files(old, new, options)
     except Exception as error:  # an uncaught error would stop `git diff` halfway
-        return f"compared as text, because {error}\n{sources.diff_as_text(args.old_file, args.new_file)}"
+        return [f"compared as text, because {error}"], sources.diff_as_text(args.old_file, args.new_file)
     if found is None:
-        return "no difference in meaning\n"
-    return render_comparison(Comparison(args.path, args.new_path, (found,), single=True), paint)
+        return ["no difference in meaning"], ""
+    return render_comparison(Comparison(args.path, args.new_path, (found,), single=True), paint), ""

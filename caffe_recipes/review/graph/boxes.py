@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import select_layers
-from caffe_recipes.review.columns import shorten_middle
 from caffe_recipes.review.inspect.costs import window
 from caffe_recipes.review.inspect.summary import has_inputs, show_dims
+from caffe_recipes.wording import shorten_middle
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.shape_rules import Shape

@@ -26,7 +26,7 @@ from caffe_recipes.recipe.pace import (
 )
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.columns import align_columns, wrap_line
+from caffe_recipes.review.columns import align_columns, join_blocks, wrap_line
 from caffe_recipes.review.inspect.estimates import explain_rises, group_lines
 from caffe_recipes.review.inspect.show import describe_shape
 from caffe_recipes.units import (
@@ -74,7 +74,7 @@ def _pace_values(pace: Pace) -> dict[str, object]:
     return {"said" if name == "source" else name: value for name, value in asdict(pace).items()}
 
 
-def render_estimate(estimate: Estimate, start: datetime, width: int | None = None) -> str:
+def render_estimate(estimate: Estimate, start: datetime, width: int | None = None) -> list[str]:
     """Return one estimate as text: the source of the speed, the parts, the cost, and when the run ends."""
     facts = [*_facts(estimate), ("epoch", f"{write_time(estimate.epoch_s)}, {estimate.images:,} images")]
     after = [*_costs(estimate), ("starts", _clock(start)), ("ends", _clock(_end(estimate, start)))]
@@ -82,10 +82,10 @@ def render_estimate(estimate: Estimate, start: datetime, width: int | None = Non
     rows = [("part", "iterations", "epochs", unit.name, ""), *_parts(estimate, unit)]
     parts = align_columns(rows, {"iterations", "epochs", unit.name}, width)
     blocks = (align_columns(facts, width=width), parts, align_columns(after, width=width))
-    return "\n\n".join("\n".join(block) for block in blocks)
+    return join_blocks(blocks)
 
 
-def render_sweep(estimates: Sequence[Estimate], width: int | None = None) -> str:
+def render_sweep(estimates: Sequence[Estimate], width: int | None = None) -> list[str]:
     """Return a table with a line for each shape; `efficiency` is a node's speed relative to one node alone.
 
     That column is left out if no two shapes share a batch, or if the speed of one node is unknown. Sources of
@@ -109,7 +109,7 @@ def render_sweep(estimates: Sequence[Estimate], width: int | None = None) -> str
     several = len(sources) > 1
     above = [f"speed{f' {index}' if several else ''}: {each}" for index, each in enumerate(sources, 1)]
     below = (part for note in _sweep_notes(estimates, notes) for part in wrap_line(note, width, 2))
-    return "\n".join([estimates[0].recipe, *above, *table, *below])
+    return [estimates[0].recipe, *above, *table, *below]
 
 
 def _mark_source(pace: Pace, sources: Sequence[str]) -> str:
@@ -390,16 +390,16 @@ def table_values() -> list[dict[str, object]]:
     ]
 
 
-def render_tables() -> str:
+def render_tables() -> list[str]:
     """Return the comparisons as text, a block for each table."""
     blocks: dict[str, list[TableRow]] = {}
     for each in compare_tables():
         blocks.setdefault(each.table, []).append(each)
-    return "\n\n".join([*(_render_table(name, rows) for name, rows in blocks.items()), _EPOCHS])
+    return join_blocks([*(_render_table(name, rows) for name, rows in blocks.items()), [_EPOCHS]])
 
 
-def _render_table(name: str, rows: Sequence[TableRow]) -> str:
-    return "\n".join([f"{name}: {_TITLES[name]}", *_render_block(rows), *_remarks(rows)])
+def _render_table(name: str, rows: Sequence[TableRow]) -> list[str]:
+    return [f"{name}: {_TITLES[name]}", *_render_block(rows), *_remarks(rows)]
 
 
 def _remarks(rows: Sequence[TableRow]) -> Iterator[str]:

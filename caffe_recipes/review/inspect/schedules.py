@@ -6,8 +6,6 @@ per iteration.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +21,7 @@ from caffe_recipes.caffe.rates import POLICIES, lr_at
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.graph import images_before, images_per_iter, line_to
+from caffe_recipes.review.columns import csv_row
 from caffe_recipes.review.diff.compare import batch_of
 from caffe_recipes.review.diff.sources import read_if_exists
 from caffe_recipes.review.lint.chain import RATE_OF_LOSSES, Chain, read_links
@@ -252,8 +251,8 @@ def rate_rows(solver: pb.SolverParameter, every: int = 1) -> Iterator[tuple[int,
         yield iteration, float_text(lr_at(solver, iteration))
 
 
-def render_rates(chain: Chain, every: int = 1, *, as_csv: bool = False) -> Iterator[str]:
-    """Yield the rate tables of a chain's solvers, some thousands of lines at a time.
+def render_rates(chain: Chain, every: int = 1, *, as_csv: bool = False) -> Iterator[list[str]]:
+    """Yield the lines of the rate tables of a chain's solvers, some thousands at a time.
 
     The CSV columns are `iter,lr` for one solver, and `solver,iter,lr` for several. As text, each solver has
     its own table, headed by the path of its file if there are several.
@@ -263,12 +262,12 @@ def render_rates(chain: Chain, every: int = 1, *, as_csv: bool = False) -> Itera
         return
     for index, link in enumerate(chain.links):
         if len(chain.links) > 1:
-            yield f"\n{_title(link)}\n" if index else f"{_title(link)}\n"
+            yield ["", _title(link)] if index else [_title(link)]
         solver = link.solver.message
         width = max(len(str(solver.max_iter - 1)), len("iter"))
-        yield f"{'iter':>{width}}  lr\n"
-        yield from _join_lines(
-            f"{iteration:{width}}  {rate}\n" for iteration, rate in rate_rows(solver, every)
+        yield [f"{'iter':>{width}}  lr"]
+        yield from _batch_lines(
+            f"{iteration:{width}}  {rate}" for iteration, rate in rate_rows(solver, every)
         )
 
 
@@ -277,30 +276,25 @@ def _title(link: Link) -> str:
     return f"{link.solver.path}:{link.part}" if link.part else link.solver.path
 
 
-def _render_csv(chain: Chain, every: int) -> Iterator[str]:
+def _render_csv(chain: Chain, every: int) -> Iterator[list[str]]:
     several = len(chain.links) > 1
-    yield "solver,iter,lr\n" if several else "iter,lr\n"
+    yield ["solver,iter,lr" if several else "iter,lr"]
     for link in chain.links:
-        before = f"{_csv_cell(_title(link))}," if several else ""
+        before = f"{csv_row([_title(link)])}," if several else ""
         rows = rate_rows(link.solver.message, every)
-        yield from _join_lines(f"{before}{iteration},{rate}\n" for iteration, rate in rows)
+        yield from _batch_lines(f"{before}{iteration},{rate}" for iteration, rate in rows)
 
 
-def _csv_cell(text: str) -> str:
-    cell = io.StringIO()
-    csv.writer(cell, lineterminator="").writerow([text])
-    return cell.getvalue()
-
-
-def _join_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines joined into chunks, to save writes to a terminal or pipe."""
+def _batch_lines(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield lines in batches, to save writes to a terminal or pipe."""
     batch: list[str] = []
     for line in lines:
         batch.append(line)
         if len(batch) == _ROWS_AT_ONCE:
-            yield "".join(batch)
-            batch.clear()
-    yield "".join(batch)
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def find_epochs_per_iter(

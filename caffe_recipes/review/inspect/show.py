@@ -21,7 +21,7 @@ from caffe_recipes.recipe.graph import (
 )
 from caffe_recipes.recipe.rules import REFERENCE_BATCH, REFERENCE_LR, scaled_lr
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.review.columns import align_columns, wrap_line
+from caffe_recipes.review.columns import align_columns, join_blocks, wrap_line
 from caffe_recipes.review.inspect.schedules import rate_before
 from caffe_recipes.wording import describe_count
 
@@ -217,7 +217,7 @@ class PhaseSummary:
     snapshots: tuple[SnapshotRow, ...]
 
 
-def render_list(recipes: Iterable[AnyRecipe], width: int | None = None) -> str:
+def render_list(recipes: Iterable[AnyRecipe], width: int | None = None) -> list[str]:
     """Return the names, titles and notes of recipes, a line each, with each family below its own title."""
     groups: dict[Family | None, list[AnyRecipe]] = {}
     for recipe in recipes:
@@ -232,7 +232,7 @@ def render_list(recipes: Iterable[AnyRecipe], width: int | None = None) -> str:
             blocks.append([*title, *(f"  {line}" for line in lines)])
         else:
             blocks.append(align_columns(cells, width=width))
-    return "\n\n".join("\n".join(block) for block in blocks)
+    return join_blocks(blocks)
 
 
 def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = None) -> PhaseSummary:
@@ -309,7 +309,9 @@ def _phase_values(recipe: Recipe, speed: float | None) -> dict[str, object]:
     }
 
 
-def render_recipe(recipe: AnyRecipe, images_per_s: float | None = None, width: int | None = None) -> str:
+def render_recipe(
+    recipe: AnyRecipe, images_per_s: float | None = None, width: int | None = None
+) -> list[str]:
     """Return a recipe's net, data, shape, phases and reported results as text.
 
     It is at most 120 columns wide, or `width`; then the rates may be in a table of their own.
@@ -329,7 +331,7 @@ def render_recipe(recipe: AnyRecipe, images_per_s: float | None = None, width: i
             align_columns(list(_net_rows(phases)), _RATES, width),
             align_columns(list(_snapshot_rows(phases)), width=width, drop=["phase"]),
         ]
-    return "\n\n".join("\n".join(block) for block in blocks)
+    return join_blocks(blocks)
 
 
 def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +21,7 @@ from caffe_recipes.caffe.shapes import (
     stats_images,
 )
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.columns import align_columns, shorten_middle, wrap_line
+from caffe_recipes.review.columns import align_columns, csv_row, wrap_line
 from caffe_recipes.review.inspect.costs import count_layers, total
 from caffe_recipes.review.inspect.nets import (
     image_reader,
@@ -33,7 +31,7 @@ from caffe_recipes.review.inspect.nets import (
     with_image,
 )
 from caffe_recipes.units import describe_binary
-from caffe_recipes.wording import describe_count
+from caffe_recipes.wording import describe_count, shorten_middle
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -295,7 +293,7 @@ _CSV = (
 )
 
 
-def render_table(summary: Summary, width: int | None = None) -> str:
+def render_table(summary: Summary, width: int | None = None) -> list[str]:
     """Return a table with a line for each layer, then the totals, `width` characters wide; unknowns are `?`.
 
     In a narrow terminal, the middle of the longest names and types is left out.
@@ -304,7 +302,7 @@ def render_table(summary: Summary, width: int | None = None) -> str:
     if width is not None:
         rows = _shorten_columns(rows, width)
     legend = _legend(summary.layers)
-    lines = [
+    return [
         *wrap_line(_title(summary), width),
         *(wrap_line(legend, width) if legend else ()),
         "",
@@ -312,16 +310,15 @@ def render_table(summary: Summary, width: int | None = None) -> str:
         "",
         *(part for line in _totals(summary) for part in wrap_line(line, width, 23)),
     ]
-    return "\n".join(lines)
 
 
-def render_wide_table(summary: Summary) -> str:
+def render_wide_table(summary: Summary) -> list[str]:
     """Return a table with all values of each layer on one line, then the totals; zeros are blank."""
     batch = summary.batch
     rows = [_HEADINGS, _UNITS, *(_row(layer, batch) for layer in summary.layers)]
     if not any(layer.phase for layer in summary.layers):
         rows = [row[:2] + row[3:] for row in rows]
-    return "\n".join([_title(summary), "", *align_columns(rows, _NUMBERS), "", *_totals(summary)])
+    return [_title(summary), "", *align_columns(rows, _NUMBERS), "", *_totals(summary)]
 
 
 _NARROW = ("layer", "type", "kernel", "output", "parameters", "mult-adds")
@@ -404,11 +401,9 @@ def render_json(summary: Summary) -> str:
     return json.dumps(data, indent=2)
 
 
-def render_csv(summary: Summary) -> str:
-    """Return CSV with a row for each layer; blobs are separated by `;`, unknown counts are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CSV)
+def render_csv(summary: Summary) -> list[str]:
+    """Return the rows of a CSV: one for each layer; blobs are separated by `;`, unknown counts are empty."""
+    rows = [csv_row(_CSV)]
     for layer in summary.layers:
         values: dict[str, object] = {
             **{name: getattr(layer, name) for name in _CSV if hasattr(layer, name)},
@@ -418,8 +413,8 @@ def render_csv(summary: Summary) -> str:
             "in_place": int(layer.in_place),
             "multiply_adds_per_image": per_image(layer.multiply_adds, summary.batch),
         }
-        writer.writerow(["" if values[name] is None else values[name] for name in _CSV])
-    return text.getvalue()
+        rows.append(csv_row(values[name] for name in _CSV))
+    return rows
 
 
 def show_dims(shape: Shape | None, times: str = "x") -> str:

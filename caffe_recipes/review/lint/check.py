@@ -169,12 +169,12 @@ def check_dialect(path: str | Path, text: str, dialect: str) -> list[Finding]:
 _WIDTH = 100
 
 
-def explain_rule(name: str, width: int | None = None) -> str:
+def explain_rule(name: str, width: int | None = None) -> list[str]:
     """Explain a rule: the problem, what is checked, the effect, what to write, and how to accept a finding.
 
     Raises InputError, with the nearest id, for an unknown one.
 
-    >>> print(explain_rule("weights-missing"))
+    >>> print(*explain_rule("weights-missing"), sep="\\n")
     weights-missing: an error
     problem  a later phase that starts without weights
     checks   a chain of solvers, and the weights that each starts from
@@ -207,7 +207,7 @@ def explain_rule(name: str, width: int | None = None) -> str:
     }
     article = "an" if rule.severity == "error" else "a"
     table = align_columns([*rows.items()], width=min(width or _WIDTH, _WIDTH))
-    return "\n".join([f"{name}: {article} {rule.severity}", *table])
+    return [f"{name}: {article} {rule.severity}", *table]
 
 
 def _generalize(template: str) -> str:

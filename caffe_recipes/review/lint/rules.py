@@ -14,7 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from caffe_recipes.review.columns import Paint, align_columns, keep_plain, wrap_line
+from caffe_recipes.review.columns import Paint, align_columns, join_blocks, keep_plain, wrap_line
 from caffe_recipes.wording import printable
 
 Severity = Literal["error", "warning", "note"]
@@ -155,14 +155,16 @@ _COLOURS: Mapping[str, str] = {"error": "red", "warning": "yellow", "note": "cya
 _MAX_PLACES = 5
 
 
-def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain, width: int | None = None) -> str:
-    """Render findings as text: a block for each, in order, and a line with the counts.
+def render_findings(
+    findings: Sequence[Finding], paint: Paint = keep_plain, width: int | None = None
+) -> list[str]:
+    """Return the lines of a report: a block for each, in order, and a line with the counts.
 
     A finding that occurs at several places is one block that lists the places, and is counted once. Lines are
     wrapped at `width`, if given.
 
     >>> one = Finding("join-jump", "warning", "s.prototxt", "what", "effect", "solver_mode: CPU")
-    >>> print(render_findings([one]))
+    >>> print(*render_findings([one]), sep="\\n")
     s.prototxt: warning [join-jump] what
         effect
         help: solver_mode: CPU
@@ -174,17 +176,17 @@ def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain, widt
         same = (found.id, found.what, found.effect, found.write, found.accepted)
         groups.setdefault(same, []).append(found)
     blocks = [_render_block(group, paint, width) for group in groups.values()]
-    return "\n\n".join([*blocks, _render_counts(list(groups.values()))])
+    return join_blocks([*blocks, [_render_counts(list(groups.values()))]])
 
 
-def render_github(findings: Sequence[Finding]) -> str:
+def render_github(findings: Sequence[Finding]) -> list[str]:
     """Render each finding that is not accepted as a GitHub workflow command that annotates its line.
 
     >>> one = Finding("join-jump", "note", "a,b.prototxt:4:1", "50 %", "effect", "write")
-    >>> print(render_github([one]))
+    >>> print(*render_github([one]), sep="\\n")
     ::notice file=a%2Cb.prototxt,line=4,col=1,title=join-jump::50 %25%0Aeffect%0Ahelp: write
     """
-    return "\n".join(_render_annotation(found) for found in findings if not found.accepted)
+    return [_render_annotation(found) for found in findings if not found.accepted]
 
 
 def _render_annotation(found: Finding) -> str:
@@ -225,15 +227,15 @@ def render_json(findings: Sequence[Finding]) -> str:
     return json.dumps([_to_json(found) for found in findings], indent=2)
 
 
-def render_rules(width: int | None = None) -> str:
+def render_rules(width: int | None = None) -> list[str]:
     """List the rules, one per line, most severe first; `(--fix)` marks those that `--fix` can fix."""
     ordered = sorted(RULES, key=lambda name: (SEVERITIES.index(RULES[name].severity), name))
     marks = {name: " (--fix)" if RULES[name].fix else "" for name in ordered}
     rows = [(name, RULES[name].severity, f"{RULES[name].summary}{marks[name]}") for name in ordered]
-    return "\n".join(align_columns(rows, width=width))
+    return align_columns(rows, width=width)
 
 
-def _render_block(group: Sequence[Finding], paint: Paint, width: int | None) -> str:
+def _render_block(group: Sequence[Finding], paint: Paint, width: int | None) -> list[str]:
     found = group[0]
     where, state = printable(found.where), f"{found.severity}, accepted" if found.accepted else found.severity
     phase = "" if _names_its_phase(found) else f"{found.phase}: "
@@ -248,7 +250,7 @@ def _render_block(group: Sequence[Finding], paint: Paint, width: int | None) -> 
         more = f", ... ({len(group)} in total)" if len(places) > _MAX_PLACES else ""
         lines.append(f"also at {', '.join(places[:_MAX_PLACES])}{more}")
     below = (wrap_line(f"    {printable(line)}", width, 6) for line in lines if line.strip())
-    return "\n".join([head, *rest, *(part for parts in below for part in parts)])
+    return [head, *rest, *(part for parts in below for part in parts)]
 
 
 def _colour_of(found: Finding) -> str:

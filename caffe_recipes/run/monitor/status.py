@@ -51,7 +51,7 @@ from caffe_recipes.run.submit.submissions import (
 )
 from caffe_recipes.run.trainer_log import Progress, next_display
 from caffe_recipes.units import write_clock
-from caffe_recipes.wording import printable, shorten
+from caffe_recipes.wording import one_line, shorten
 
 # How many runs of a recipe are searched for an earlier speed, and below which share of it a run is slow.
 _RECENT_RUNS = 10
@@ -402,7 +402,7 @@ def _row(status: RunStatus, now_s: float) -> tuple[str, ...]:
         reached = f"{progress.iteration}/{progress.last_iter}"
     elif run is not None and status.state != "finished":
         reached = _reached(run, progress)
-    return (
+    cells = (
         status.name,
         status.state,
         _phase_of(run),
@@ -410,8 +410,9 @@ def _row(status: RunStatus, now_s: float) -> tuple[str, ...]:
         _local_time(started_s) if started_s is not None else "",
         write_clock(elapsed_s) if elapsed_s is not None else "",
         write_clock(left_s) if left_s is not None else "",
-        printable(_result(status)),
+        _result(status),
     )
+    return tuple(map(one_line, cells))
 
 
 def _phase_of(run: ShownRun | None) -> str:

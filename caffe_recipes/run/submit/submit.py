@@ -275,7 +275,7 @@ class _JobPlace:
 
 def describe_submission(
     recipe: AnyRecipe, options: SubmitOptions, note: str = "", *, with_scripts: bool = False
-) -> str:
+) -> list[str]:
     """Return what would be submitted: five lines of summary, then the commands; Slurm is not asked.
 
     `note` is an additional line, and `with_scripts` adds the text of the scripts. Raises InputError as
@@ -297,11 +297,13 @@ def describe_submission(
         argv = sbatch_argv(build_request(planned, step, _ANY_GROUP, dependency))
         word = f"--dependency=afterok:{f'<job of {before}>' if before else options.after}"
         words = [word if each.startswith("--dependency=") else each for each in argv]
-        lines += ["", _wrap_command(words)]
+        lines += ["", *_wrap_command(words)]
         before = step.phase
     if with_scripts:
-        lines += dict.fromkeys(f"\n# {step.script}\n{step.text.rstrip()}" for step in planned.steps)
-    return "\n".join(lines)
+        texts = {step.script: step.text for step in planned.steps}
+        for script, text in texts.items():
+            lines += ["", f"# {script}", *text.rstrip().split("\n")]
+    return lines
 
 
 def _summarize(planned: PlannedJobs) -> Iterator[str]:
@@ -336,14 +338,14 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     yield f"at the limit: {end} {warning} before{unknown}; the requeued job resumes"
 
 
-def _wrap_command(words: Sequence[str]) -> str:
-    """Return a command for a shell, wrapped to the width of a terminal if its words allow that."""
+def _wrap_command(words: Sequence[str]) -> list[str]:
+    """Return the lines of a shell command, wrapped to the width of a terminal if its words allow that."""
     lines = [""]
     for word in map(shlex.quote, words):
         if lines[-1] and len(lines[-1]) + len(word) + 3 > _WIDTH:
             lines.append("   ")
         lines[-1] += f" {word}" if lines[-1] else word
-    return " \\\n".join(lines)
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
 
 
 def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: SubmitEnv) -> list[Submission]:

@@ -40,7 +40,7 @@ def test_the_reported_speed_is_81_percent_of_linear() -> None:
 
 
 def test_show_explains_how_each_number_is_computed() -> None:
-    text = render_recipe(RECIPE)
+    text = "\n".join(render_recipe(RECIPE))
     for line in horovod_lines(RECIPE):
         assert line in text
     for phrase in (
@@ -82,7 +82,7 @@ def test_the_last_step_fits() -> None:
 
 def test_a_recipe_that_tensorflow_trains_is_shown_on_a_page_of_its_own() -> None:
     recipe = load_any_recipe("tf-digits-local")
-    text = " ".join(render_recipe(recipe, 64).split())
+    text = " ".join("\n".join(render_recipe(recipe, 64)).split())
     for shown in (
         "ResNet-14, 10 classes, 32 px",
         "1,438 images in 8 files of TFRecords, tmp/digits_records/train",
@@ -99,7 +99,7 @@ def test_a_recipe_that_tensorflow_trains_is_shown_on_a_page_of_its_own() -> None
 
 def test_both_runs_and_the_other_program_s_accuracy_are_shown() -> None:
     printed = cr.load_recipe("tf-256n-8k-90ep")
-    text = " ".join(render_recipe(printed).split())
+    text = " ".join("\n".join(render_recipe(printed)).split())
     for shown in (
         "14,075 iterations, loss 1.90243, top-1 75.232 %, top-5 92.41 %",
         "14,075 steps / 156.25 = 90.1 epochs; of all 1,281,167 images 90.0",
@@ -109,5 +109,5 @@ def test_both_runs_and_the_other_program_s_accuracy_are_shown() -> None:
         "73.5, with tf_cnn_benchmarks",
     ):
         assert shown in text
-    assert "73.5, with tf_cnn_benchmarks" in " ".join(render_recipe(RECIPE).split())
+    assert "73.5, with tf_cnn_benchmarks" in " ".join("\n".join(render_recipe(RECIPE)).split())
     assert explain_other_run(printed, 14_075) is None

@@ -136,7 +136,7 @@ def test_the_computed_epochs_are_shown_beside_the_printed_ones() -> None:
 
 
 def test_the_text_names_each_table_with_both_numbers_and_the_difference() -> None:
-    text = render_tables()
+    text = "\n".join(render_tables())
     for table in dict.fromkeys(each.table for each in ALL):
         assert f"{table}: " in text
     assert "  row 4: 75.00 epochs of 1.28M images at Table VI's 67.2 s, as in row 3" in text

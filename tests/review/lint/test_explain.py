@@ -10,7 +10,7 @@ from caffe_recipes.review.lint.rules import RULES
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_explains_what_it_checks_and_how_to_accept_it(name: str) -> None:
-    text = explain_rule(name)
+    text = "\n".join(explain_rule(name))
     heads = [line[:9].strip() for line in text.splitlines()[1:] if line[0] != " "]
     assert heads == ["problem", "checks", "effect", "help", "fix", "exit", "accept"]
     assert max(map(len, text.splitlines())) <= 110
@@ -28,18 +28,18 @@ def test_every_rule_explains_what_it_checks_and_how_to_accept_it(name: str) -> N
     ],
 )
 def test_a_rule_names_the_kind_of_input_it_checks(name: str, subject: str) -> None:
-    assert f"\nchecks   {subject}" in explain_rule(name)
+    assert f"\nchecks   {subject}" in "\n".join(explain_rule(name))
 
 
 def test_a_note_fails_nothing_by_itself() -> None:
-    assert "exit     0, or 1 with --fail-on note" in explain_rule("zero-start-partly")
+    assert "exit     0, or 1 with --fail-on note" in "\n".join(explain_rule("zero-start-partly"))
 
 
 def test_the_texts_of_findings_are_shown_with_the_names_of_their_values() -> None:
-    assert "\nhelp     include { phase: <name> }\n" in explain_rule("phase-without-include")
-    assert "effect   see each finding\n" in explain_rule("solver-value-refused")
+    assert "\nhelp     include { phase: <name> }\n" in "\n".join(explain_rule("phase-without-include"))
+    assert "effect   see each finding\n" in "\n".join(explain_rule("solver-value-refused"))
 
 
 def test_a_rule_explains_what_fix_does_about_it() -> None:
-    assert "fix      removes the field\n" in explain_rule("solver-field-unread")
-    assert "fix      by hand\n" in explain_rule("join-jump")
+    assert "fix      removes the field\n" in "\n".join(explain_rule("solver-field-unread"))
+    assert "fix      by hand\n" in "\n".join(explain_rule("join-jump"))

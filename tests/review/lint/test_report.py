@@ -28,14 +28,14 @@ GRAVE = finding("lr-iter-missing", "a/s.prototxt:9:1", "no lr_iter", "b")
 
 
 def test_a_finding_is_a_block_that_starts_with_its_place() -> None:
-    assert render_findings([ONE]) == (
+    assert "\n".join(render_findings([ONE])) == (
         "a/s.prototxt:4:1: warning [join-jump] b: it jumps\n    it shakes\n    help: base_lr: 1\n\n"
         "0 errors, 1 warning, 0 notes"
     )
 
 
 def test_an_accepted_finding_shows_its_reason_and_is_not_counted_with_the_others() -> None:
-    text = render_findings([replace(ONE, accepted="published so"), GRAVE])
+    text = "\n".join(render_findings([replace(ONE, accepted="published so"), GRAVE]))
     assert "a/s.prototxt:4:1: warning, accepted [join-jump]" in text
     assert "    accepted: published so\n" in text
     assert text.endswith("\n\n1 error, 0 warnings, 0 notes; 1 accepted")
@@ -43,15 +43,15 @@ def test_an_accepted_finding_shows_its_reason_and_is_not_counted_with_the_others
 
 def test_a_phase_that_the_text_names_is_not_named_twice() -> None:
     named = replace(ONE, what="from a to b")
-    assert "[join-jump] from a to b\n" in render_findings([named])
+    assert "[join-jump] from a to b\n" in "\n".join(render_findings([named]))
 
 
 def test_no_findings_is_one_line() -> None:
-    assert render_findings([]) == "0 errors, 0 warnings, 0 notes"
+    assert "\n".join(render_findings([])) == "0 errors, 0 warnings, 0 notes"
 
 
 def test_names_cannot_forge_lines() -> None:
-    text = render_findings([replace(ONE, where="a\nb\x1b[31m", what="x\ny")])
+    text = "\n".join(render_findings([replace(ONE, where="a\nb\x1b[31m", what="x\ny")]))
     assert r"a\nb\x1b[31m: warning [join-jump] b: x\ny" in text
 
 
@@ -78,21 +78,21 @@ def test_json_has_text_for_what_is_not_a_number() -> None:
 
 
 def test_rules_are_listed_gravest_first() -> None:
-    lines = render_rules().splitlines()
+    lines = render_rules()
     assert len(lines) == len(RULES)
     severities = [line.split()[1] for line in lines]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
 
 
 def test_a_rule_that_can_be_fixed_is_marked_in_the_list() -> None:
-    marked = {line.split()[0] for line in render_rules().splitlines() if line.endswith(" (--fix)")}
+    marked = {line.split()[0] for line in render_rules() if line.endswith(" (--fix)")}
     assert marked == {name for name in RULES if RULES[name].fix}
     assert "net-folder" in marked
 
 
 def test_the_same_finding_at_several_places_is_one_block_that_names_them() -> None:
     others = [replace(ONE, where=f"a/{name}.prototxt:4:1", phase=name) for name in "cde"]
-    text = render_findings([ONE, *others])
+    text = "\n".join(render_findings([ONE, *others]))
     assert text.count("it jumps") == 1
     assert "\n    also at a/c.prototxt:4:1 (c), a/d.prototxt:4:1 (d), a/e.prototxt:4:1 (e)\n" in text
     assert text.endswith("0 errors, 1 warning in 4 places, 0 notes")
@@ -100,19 +100,19 @@ def test_the_same_finding_at_several_places_is_one_block_that_names_them() -> No
 
 def test_blocks_and_their_positions_are_counted() -> None:
     others = [replace(ONE, where=f"a/{name}.prototxt:4:1", accepted="as published") for name in "cde"]
-    text = render_findings([ONE, GRAVE, *others, replace(ONE, what="it falls")])
+    text = "\n".join(render_findings([ONE, GRAVE, *others, replace(ONE, what="it falls")]))
     assert text.count("[") == 4
     assert text.endswith("1 error, 2 warnings, 0 notes; 1 accepted in 3 places")
 
 
 def test_very_many_places_are_counted() -> None:
-    text = render_findings([replace(ONE, where=f"s{index}.prototxt:4:1") for index in range(20)])
+    text = "\n".join(render_findings([replace(ONE, where=f"s{index}.prototxt:4:1") for index in range(20)]))
     assert "s5.prototxt:4:1 (b), ... (20 in total)\n" in text
     assert "s6.prototxt" not in text
 
 
 def test_severities_and_places_are_painted() -> None:
-    text = render_findings([ONE, GRAVE], lambda text, colour: f"<{colour}>{text}</>")
+    text = "\n".join(render_findings([ONE, GRAVE], lambda text, colour: f"<{colour}>{text}</>"))
     assert "<bold>a/s.prototxt:4:1</>: <yellow>warning</> [join-jump]" in text
     assert "<red>error</> [lr-iter-missing]" in text
 
@@ -120,19 +120,21 @@ def test_severities_and_places_are_painted() -> None:
 def test_github_gets_a_command_for_each_finding_with_its_place_escaped() -> None:
     odd = replace(ONE, where="a,b:c.prototxt:4:7", what="50 % more\nlines")
     accepted = replace(GRAVE, accepted="so published")
-    assert render_github([odd, accepted]) == (
+    assert "\n".join(render_github([odd, accepted])) == (
         "::warning file=a%2Cb%3Ac.prototxt,line=4,col=7,title=join-jump::"
         "b: 50 %25 more%0Alines%0Ait shakes%0Ahelp: base_lr: 1"
     )
-    assert render_github([GRAVE]).startswith("::error file=a/s.prototxt,line=9,col=1,title=lr-iter-missing::")
-    assert render_github([replace(ONE, where="")]).startswith("::warning title=join-jump::")
+    assert "\n".join(render_github([GRAVE])).startswith(
+        "::error file=a/s.prototxt,line=9,col=1,title=lr-iter-missing::"
+    )
+    assert "\n".join(render_github([replace(ONE, where="")])).startswith("::warning title=join-jump::")
 
 
 def test_a_narrow_terminal_gets_whole_words_and_colours() -> None:
     found = replace(
         ONE, what="it jumps by more than it should where the two phases meet", accepted="as published"
     )
-    text = render_findings([found], lambda text, colour: f"<{text}>", width=60)
+    text = "\n".join(render_findings([found], lambda text, colour: f"<{text}>", width=60))
     assert text.splitlines()[:4] == [
         "<a/s.prototxt:4:1>: <warning, accepted> [join-jump] b: it jumps",
         "  by more than it should where the two phases meet",

@@ -258,7 +258,7 @@ def test_another_lmdb_is_predicted_again_and_both_are_kept(root: Path) -> None:
 
 def test_the_table_and_the_json_agree(root: Path) -> None:
     found, _ = measure(root)
-    text = render_ensemble(found, "data/test_lmdb")
+    text = "\n".join(render_ensemble(found, "data/test_lmdb"))
     values = json.loads(json.dumps(ensemble_as_json(found)))
     for member in values["members"]:
         line = next(line for line in text.splitlines() if line.startswith(member["name"]))
@@ -271,7 +271,7 @@ def test_the_table_and_the_json_agree(root: Path) -> None:
 def test_the_reported_ensemble_accuracy_is_shown_beside_ours(root: Path) -> None:
     found, _ = measure(root, members=("trunk", "left"))
     found = replace(found, reported=Reported(top1_percent=77.5))
-    lines = render_ensemble(found, "data/test_lmdb").splitlines()
+    lines = render_ensemble(found, "data/test_lmdb")
     ours = next(index for index, line in enumerate(lines) if line.startswith("ensemble, "))
     assert lines[ours + 1] == "reported by the source for left, right: top-1 77.5 %"
     assert ensemble_as_json(found)["reported"] == {"members": ["left", "right"], "top1_percent": 77.5}

@@ -37,7 +37,9 @@ class Desk:
         return submit_chain(load_recipe(self.recipe), self.options(**more), self.messages.append, env)
 
     def describe(self, *, with_scripts: bool = False, **more: object) -> str:
-        return describe_submission(load_recipe(self.recipe), self.options(**more), with_scripts=with_scripts)
+        return "\n".join(
+            describe_submission(load_recipe(self.recipe), self.options(**more), with_scripts=with_scripts)
+        )
 
     def change(self, before: str, after: str) -> None:
         """Change the recipe, and regenerate its scripts."""
