@@ -146,7 +146,7 @@ def output_recipe(made: NewRecipe, path: Path | None) -> None:
     type=COUNT,
     help="MPI ranks per node [default: one per socket of the profile, else 1]",
 )
-@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank and iteration.")
+@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank per iteration.")
 @click.option(
     "--cycles",
     metavar="N",
@@ -167,7 +167,7 @@ def output_recipe(made: NewRecipe, path: Path | None) -> None:
     metavar="E",
     type=NUMBER,
     callback=check_epochs(least=1),
-    help="Epochs of each collapse [default: 6 % of the run, at least 3 and at most 10]",
+    help="Epochs of each collapse [default: 6% of the run, at least 3 and at most 10]",
 )
 @click.option(
     "--depth",
@@ -254,7 +254,7 @@ def new(asked: NewOptions, out: Path | None) -> None:
     help="Epochs that the final model is trained for.",
 )
 @click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks per node.")
-@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank and iteration.")
+@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank per iteration.")
 @click.option(
     "--smooth",
     is_flag=True,

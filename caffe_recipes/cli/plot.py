@@ -45,7 +45,7 @@ _COUNT = Whole(1, 2**31 - 1)
     "--batch",
     metavar="N",
     type=_COUNT,
-    help="Images per rank and iteration [default: read from the nets next to the solvers]",
+    help="Images per rank per iteration [default: read from the nets next to the solvers]",
 )
 @click.option(
     "--apart", is_flag=True, help="Draw each solver file from iteration 0, instead of one after another."

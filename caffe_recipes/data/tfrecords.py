@@ -2,7 +2,7 @@
 
 The features are those of imagenet_to_gcs.py, which the source of the Horovod run uses: RGB JPEGs, and labels
 from 1. That source shuffles images across all files, and reports that training on records sorted by class
-loses 2 to 3 % of accuracy. A manifest next to a folder of TFRecords records what its files were made from.
+loses 2 to 3% of accuracy. A manifest next to a folder of TFRecords records what its files were made from.
 """
 
 from __future__ import annotations

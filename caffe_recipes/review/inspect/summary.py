@@ -197,9 +197,9 @@ def _check_types(path: str, layers: Sequence[pb.LayerParameter]) -> None:
         if layer.type in RULES or layer.type in SOURCES or layer_type_dialects(layer.type):
             continue
         if not layer.type:
-            raise PrototxtError(path, f"layer '{layer.name}' has no type", "Caffe stops; set a type")
+            raise PrototxtError(path, f"layer '{layer.name}' has no type", "Caffe aborts; set a type")
         near = nearest_layer_type(layer.type)
-        hint = f"did you mean '{near}'?" if near else "Caffe stops with `Unknown layer type`"
+        hint = f"did you mean '{near}'?" if near else "Caffe aborts with `Unknown layer type`"
         raise PrototxtError(path, f"layer '{layer.name}' has the unknown type '{layer.type}'", hint)
 
 

@@ -161,7 +161,7 @@ def test_a_run_is_found_by_its_folder_its_name_and_its_recipe(place: Place, give
     folder = make_run(place, *WHOLE)
     output = Watcher(place).watch({"YAML": str(place.recipe), "folder": str(folder)}.get(given, given))
     assert output.splitlines()[-2:] == [
-        "loss3/top-1: 75.00 % (reported: 76.3 %)",
+        "loss3/top-1: 75.00% (reported: 76.3%)",
         "model: runs/small-1/snapshots/last.caffemodel",
     ]
 
@@ -415,7 +415,7 @@ def test_ctrl_c_ends_attach_but_not_the_run(place: Place) -> None:
     run.communicate(timeout=600)
     assert run.returncode == 0
     done = call(place, "small-1", "--once")
-    assert "loss3/top-1: 75.00 %" in done.communicate(timeout=600)[0]
+    assert "loss3/top-1: 75.00%" in done.communicate(timeout=600)[0]
     assert done.returncode == 0
 
 
