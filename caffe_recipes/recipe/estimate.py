@@ -147,7 +147,7 @@ class Traffic:
 class Estimate:
     """A recipe's time on a shape at a speed (`pace`); `others` are known speeds that were not used.
 
-    `staging` starts with the quickest method, which is the one that counts; it is empty if the LMDB's size is
+    `staging` starts with the fastest method, which is the one that counts; it is empty if the LMDB's size is
     unknown.
     """
 

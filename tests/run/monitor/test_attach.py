@@ -257,7 +257,7 @@ def test_a_run_that_continues_after_a_failure_is_followed(place: Place) -> None:
     lines = Watcher(place).watch().splitlines()
     assert lines[2:7] == [
         "phase init: failed: node3 is dead; log: runs/small-1/logs/init-1.log",
-        "trying again (1 of 3)",
+        "retrying (1 of 3)",
         "node9 replaces node3",
         "init: checkpoint at iteration 4,000",
         "init: 8 iterations from the nets' fillers",
@@ -322,7 +322,7 @@ def test_a_lost_connection_is_reported_once_and_opened_again(place: Place) -> No
     watcher.meanwhile = finish_once_connected
     lines = watcher.watch(on="login1").splitlines()
     holder.close()
-    assert lines.count("login1: the connection was lost; check the host; trying again") == 1
+    assert lines.count("login1: the connection was lost; check the host; retrying") == 1
     assert lines.count("login1: connected again") == 1
     assert watcher.now_s > 10, "it is not tried all the time"
     assert lines[-1].startswith("model: ")
