@@ -200,7 +200,7 @@ def packed_data(blob: pb.BlobProto) -> bytes:
 
 
 def _read(path: str | Path, kind: str) -> bytes:
-    hint = f"give the path of a {kind}"
+    hint = f"give the path to a {kind}"
     try:
         if Path(path).is_dir():
             raise WeightsError(path, "is a folder", hint)

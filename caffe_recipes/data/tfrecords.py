@@ -219,7 +219,7 @@ def _write(images: _ImageSource, plan: RecordSet, out: Path, on_progress: Progre
     from caffe_recipes.data.build import RESUME_HINT, build_lock, check_plan  # cv2
 
     if out.name in ("", ".."):
-        raise DataError(out, "is a folder that already exists", "give the path of a new folder")
+        raise DataError(out, "is a folder that already exists", "give the path to a new folder")
     if os.path.lexists(out):
         return _check_existing(plan, out)
     partial = out.with_name(f".{out.name}.partial")

@@ -228,7 +228,7 @@ def check_transform(param: pb.TransformationParameter) -> None:
 def load_mean(path: str) -> NDArray[np.float32]:
     """Return the mean image in a BlobProto file as (height, width, channels). Raises DataError."""
     try:
-        data = load_within(path, "record-bytes", DataError, "give the path of a mean file")
+        data = load_within(path, "record-bytes", DataError, "give the path to a mean file")
         blob = parse_message(data, pb.BlobProto)
         values = np.array(blob_values(blob), np.float32).reshape(blob_shape(blob)[-3:])
     except ValueError:
