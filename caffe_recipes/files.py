@@ -534,7 +534,7 @@ def load_yaml_text(path: Path, kind: str, fault: type[CaffeRecipesError]) -> str
     try:
         data = read_bytes(path, most + 1)
     except OSError as error:
-        hint = f"give the path of a {kind}'s YAML"
+        hint = f"give the path to a {kind}'s YAML"
         if isinstance(error, FileNotFoundError):
             hint = did_you_mean(path.name, _yaml_names(path.parent), hint)
         raise fault(path, f"cannot be read: {error.strerror or error}", hint) from None

@@ -118,7 +118,7 @@ def _center_crop(jpeg: tf.Tensor) -> tf.Tensor:
 
 
 def _random_crop(jpeg: tf.Tensor) -> tf.Tensor:
-    """Return (top, left, height, width) of a crop of 8 to 100 % of the area; central if ten attempts fail."""
+    """Return (top, left, height, width) of a crop of 8 to 100% of the area; central if ten attempts fail."""
     shape = tf.image.extract_jpeg_shape(jpeg)
     begin, size, _ = tf.image.sample_distorted_bounding_box(
         shape,

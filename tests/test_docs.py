@@ -175,7 +175,7 @@ def test_the_end_of_the_demo_is_what_a_run_with_these_results_prints() -> None:
         phase: Finish(phase, steps[phase], "", float(time), float(speed.replace(",", "")), float(loss))
         for phase, time, speed, loss in rows
     }
-    found = re.findall(r"^(l\S+): ([\d.]+)( %)?$", listing, re.MULTILINE)
+    found = re.findall(r"^(l\S+): ([\d.]+)(%)?$", listing, re.MULTILINE)
     outputs = {name: float(value) / (100 if percent else 1) for name, value, percent in found}
     output = io.StringIO()
     state = RunState(finished=finished, evaluations={"collapse": outputs})

@@ -83,10 +83,10 @@ def branch_lines(recipe: Recipe) -> list[str]:
 
 def collapse_lines() -> list[str]:
     """Return comments that explain the default length of a collapse."""
-    share, (least, most) = f"{rules.COLLAPSE_SHARE:.0%}".replace("%", " %"), rules.COLLAPSE_EPOCHS
+    share, (least, most) = f"{rules.COLLAPSE_SHARE:.0%}", rules.COLLAPSE_EPOCHS
     return [
         f"A collapse is {share} of the run, at least {least} and at most {most} epochs: section V-B says",
-        f"5 to 7 %, and VI says {least} to {most} epochs; {share} is our choice.",
+        f"5 to 7%, and VI says {least} to {most} epochs; {share} is our choice.",
     ]
 
 

@@ -176,7 +176,7 @@ def find_warnings(batch: int, epochs: float, images: int) -> Iterator[str]:
     ['batch 16,384', '40 epochs may be too few']
     """
     if batch > _FALLS_ABOVE:
-        table = ", ".join(f"{top1:g} % at {size:,}" for size, top1 in ACCURACY)
+        table = ", ".join(f"{top1:g}% at {size:,}" for size, top1 in ACCURACY)
         what = f"batch {batch:,}: the paper's accuracy falls above 8K (section V-B): {table} (Table X)"
         yield f"{what}; {_papers_measures(batch)}"
     needed = lars_epochs(batch)
@@ -195,13 +195,13 @@ def _lars(batch: int, needed: float) -> str:
     """Return the published epochs for a batch, or those for the nearest batches and an interpolation.
 
     >>> _lars(8192, 42), _lars(16384, 49)
-    ('42 to 75.9 % at a batch of 8,192', '42 to 75.9 % at 8,192 and 56 at 32,768, interpolated 49 at 16,384')
+    ('42 to 75.9% at a batch of 8,192', '42 to 75.9% at 8,192 and 56 at 32,768, interpolated 49 at 16,384')
     """
     least = LARS_EPOCHS[0][0]
     if batch <= least or batch in dict(LARS_EPOCHS):
-        return f"{needed:.3g} to 75.9 % at a batch of {max(batch, least):,}"
+        return f"{needed:.3g} to 75.9% at a batch of {max(batch, least):,}"
     (low, before), (high, after) = next(pair for pair in pairwise(LARS_EPOCHS) if batch <= pair[1][0])
-    published = f"{before:g} to 75.9 % at {low:,} and {after:g} at {high:,}"
+    published = f"{before:g} to 75.9% at {low:,} and {after:g} at {high:,}"
     return f"{published}, interpolated {needed:.3g} at {batch:,}"
 
 

@@ -253,6 +253,6 @@ def _head(bottom: str, px: Dim, options: NetOptions) -> Iterator[pb.LayerParamet
     )
     yield softmax_with_loss("prob", scores, "label", "loss")
     yield accuracy("loss3/top-1", scores, "label")
-    # With five classes, every label is among the best 5. Caffe stops if top_k exceeds the number of classes.
+    # With five classes, every label is among the best 5. Caffe aborts if top_k exceeds the number of classes.
     if options.classes > 5:
         yield accuracy("loss3/top-5", scores, "label", top_k=5)

@@ -1,4 +1,4 @@
-"""Find settings at which Caffe stops when it sets up a layer, from the layer alone.
+"""Find settings at which Caffe aborts when it sets up a layer, from the layer alone.
 
 `shapes.py` finds shapes that do not fit. Source: LayerSetUp of the layers, layer.hpp, layer_factory.cpp and
 filler.hpp of Intel's and SURFsara's Caffe on CPUs.
@@ -96,7 +96,7 @@ _TOPS = {
 
 
 class Refusal(NamedTuple):
-    """A setting at which Caffe stops: the rule, the field, what is wrong, the effect, and what to write."""
+    """A setting at which Caffe aborts: the rule, the field, what is wrong, the effect, and what to write."""
 
     rule: str
     field: str
@@ -119,7 +119,7 @@ def bottoms_without_backward(layer: pb.LayerParameter) -> tuple[int, ...]:
 
 
 def find_refusals(layer: pb.LayerParameter, net_engine: str = "") -> Iterator[Refusal]:
-    """Yield the settings of a layer at which Caffe stops. `net_engine` is the `engine` of its net."""
+    """Yield the settings of a layer at which Caffe aborts. `net_engine` is the `engine` of its net."""
     for check in (*_BY_TYPE.get(layer.type, ()), _check_bounds, _check_loss_weight, _check_propagate_down):
         yield from check(layer)
     yield from _check_numbers(layer, "")
@@ -127,21 +127,21 @@ def find_refusals(layer: pb.LayerParameter, net_engine: str = "") -> Iterator[Re
 
 
 def find_filler_refusals(filler: pb.FillerParameter) -> Iterator[Refusal]:
-    """Yield the settings at which Caffe stops in a filler of a known type; `field` is one of its fields."""
+    """Yield the settings at which Caffe aborts in a filler of a known type; `field` is one of its fields."""
     if filler.type == "gaussian" and not filler.std > 0:
         what = f"has a gaussian filler of std {filler.std:g}"
-        yield Refusal("filler-range", "std", what, "Caffe stops: Check failed: sigma > 0", "std: 0.01")
+        yield Refusal("filler-range", "std", what, "Caffe aborts: Check failed: sigma > 0", "std: 0.01")
     if filler.type == "uniform" and not filler.min <= filler.max:
         what = f"has a uniform filler from {filler.min:g} to {filler.max:g}"
-        yield Refusal("filler-range", "min", what, "Caffe stops: Check failed: a <= b", "give min below max")
+        yield Refusal("filler-range", "min", what, "Caffe aborts: Check failed: a <= b", "give min below max")
     if filler.type != "gaussian" and filler.sparse != -1:
         what = f"has a {filler.type} filler with sparse"
-        effect = "Caffe stops: Sparsity not supported by this Filler"
+        effect = "Caffe aborts: Sparsity not supported by this Filler"
         yield Refusal("filler-sparse", "sparse", what, effect, 'remove it, or write type: "gaussian"')
     if filler.type == "gaussian" and filler.sparse < -1:
         what = f"has a gaussian filler of sparse {filler.sparse}"
         yield Refusal(
-            "filler-sparse", "sparse", what, "Caffe stops: Check failed: sparse >= -1", "sparse: 10"
+            "filler-sparse", "sparse", what, "Caffe aborts: Check failed: sparse >= -1", "sparse: 10"
         )
 
 
@@ -156,7 +156,7 @@ def _check_windows(layer: pb.LayerParameter) -> Iterator[Refusal]:
                 "size-given-twice",
                 f"{block}.{axes[0]}",
                 f"has {field} and {' and '.join(axes)}",
-                f"Caffe stops: either {field} or {stem}_h/w should be specified; not both",
+                f"Caffe aborts: either {field} or {stem}_h/w should be specified; not both",
                 f"keep {field}, or {stem}_h and {stem}_w",
             )
         # A convolution reads a missing value as 0, which is valid only for pad.
@@ -166,7 +166,7 @@ def _check_windows(layer: pb.LayerParameter) -> Iterator[Refusal]:
                 "size-half-given",
                 f"{block}.{axes[0]}",
                 f"has {axes[0]} but no {other}",
-                f"Caffe stops: both {stem}_h and {stem}_w are required",
+                f"Caffe aborts: both {stem}_h and {stem}_w are required",
                 f"add {other}, or write {field}",
             )
 
@@ -188,7 +188,7 @@ def _check_pooling(layer: pb.LayerParameter) -> Iterator[Refusal]:
                 "global-pooling-sized",
                 f"pooling_param.{wrong[0]}[0]",
                 f"has global_pooling and {' and '.join(wrong)}",
-                "Caffe stops: with global_pooling the kernel is the whole image, pad 0 and stride 1",
+                "Caffe aborts: with global_pooling the kernel is the whole image, pad 0 and stride 1",
                 f"remove {' and '.join(wrong)}, or global_pooling",
             )
     if param.pool == param.STOCHASTIC:
@@ -196,7 +196,7 @@ def _check_pooling(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "pooling-stochastic",
             "pooling_param.pool",
             "has pool: STOCHASTIC",
-            "Caffe stops on CPUs: Not Implemented Yet",
+            "Caffe aborts on CPUs: Not Implemented Yet",
             "pool: MAX or pool: AVE",
         )
 
@@ -223,7 +223,7 @@ def _check_eltwise(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "has coeff for a product"
             if product
             else f"has {len(param.coeff)} coeff for {len(layer.bottom)} bottoms",
-            "Caffe stops: Eltwise takes one coefficient per bottom, for sums only",
+            "Caffe aborts: Eltwise takes one coefficient per bottom, for sums only",
             "remove coeff, or operation: SUM" if product else f"give {len(layer.bottom)} coeff",
         )
 
@@ -236,7 +236,7 @@ def _check_axis(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "axis-given-twice",
             f"{block}.{old}",
             f"has axis and {old}",
-            f"Caffe stops: either axis or {old} should be specified; not both",
+            f"Caffe aborts: either axis or {old} should be specified; not both",
             f"remove {old}",
         )
 
@@ -249,7 +249,7 @@ def _check_dummy_data(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "size-given-twice",
             f"dummy_data_param.{legacy[0]}[0]",
             f"has shape and {', '.join(legacy)}",
-            "Caffe stops: Both shape and legacy fields were specified",
+            "Caffe aborts: Both shape and legacy fields were specified",
             f"remove {', '.join(legacy)}",
         )
 
@@ -262,7 +262,7 @@ def _check_dummy_data(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "dummy-shapes",
             f"dummy_data_param.{wrong}[0]",
             f"gives {wrong} {counts[wrong]} times for {len(layer.top)} tops",
-            f"Caffe stops: {wrong} must be given once, or once for each top",
+            f"Caffe aborts: {wrong} must be given once, or once for each top",
             f"{wrong} once, or {len(layer.top)} times",
         )
 
@@ -273,7 +273,7 @@ def _check_infogain(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "infogain-source",
             "infogain_loss_param.source",
             "has neither a source nor a third bottom",
-            "Caffe stops: Infogain matrix source must be specified",
+            "Caffe aborts: Infogain matrix source must be specified",
             'infogain_loss_param { source: "H.binaryproto" }',
         )
 
@@ -286,7 +286,7 @@ def _check_tops(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "tops-count",
             "top[0]",
             f"has {len(layer.top)} tops, but its type makes {count}",
-            "Caffe stops when it sets up the layer, since it checks the number of tops",
+            "Caffe aborts when it sets up the layer, since it checks the number of tops",
             f"give it {count} tops",
         )
 
@@ -296,7 +296,7 @@ def _lacks_size(name: str, layer: pb.LayerParameter) -> bool:
 
 
 class _Bound(NamedTuple):
-    """A field with values at which Caffe stops or computes nonsense; `is_wrong` detects them in a layer."""
+    """A field with values at which Caffe aborts or computes nonsense; `is_wrong` detects them in a layer."""
 
     field: str
     is_wrong: Callable[[pb.LayerParameter], bool]
@@ -304,7 +304,7 @@ class _Bound(NamedTuple):
     write: str
 
 
-_NO_LOGARITHM = "Caffe stops: base must be strictly positive, and its logarithm neither 0 nor NaN"
+_NO_LOGARITHM = "Caffe aborts: base must be strictly positive, and its logarithm neither 0 nor NaN"
 _BOUNDS: dict[str, tuple[_Bound, ...]] = {
     "Accuracy": (
         _Bound(
@@ -342,7 +342,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "transform_param",
             lambda layer: layer.HasField("transform_param"),
-            "Caffe stops: HDF5Data does not transform data",
+            "Caffe aborts: HDF5Data does not transform data",
             "remove it, and transform the data in the files",
         ),
     ),
@@ -350,7 +350,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "hdf5_output_param.file_name",
             lambda layer: not layer.hdf5_output_param.file_name,
-            "Caffe stops: Failed to open HDF5 file",
+            "Caffe aborts: Failed to open HDF5 file",
             'file_name: "scores.h5"',
         ),
     ),
@@ -388,7 +388,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             f"memory_data_param.{name}",
             partial(_lacks_size, name),
-            "Caffe stops: batch_size, channels, height, and width must be specified and positive",
+            "Caffe aborts: batch_size, channels, height, and width must be specified and positive",
             f"{name}: the {name} of the data",
         )
         for name in ("channels", "height", "width")
@@ -397,7 +397,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "spp_param.pool",
             lambda layer: layer.spp_param.pool == pb.SPPParameter.STOCHASTIC,
-            "Caffe stops on CPUs: Not Implemented Yet",
+            "Caffe aborts on CPUs: Not Implemented Yet",
             "pool: MAX or pool: AVE",
         ),
     ),
@@ -413,7 +413,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "transform_param.crop_size",
             lambda layer: not layer.transform_param.crop_size,
-            "Caffe stops: Check failed: crop_size > 0",
+            "Caffe aborts: Check failed: crop_size > 0",
             "transform_param { crop_size: 227 }",
         ),
         _Bound(
@@ -472,7 +472,7 @@ def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "loss-weight-count",
             "loss_weight[0]" if layer.loss_weight else "top[1]",
             f"has {len(layer.loss_weight) or 'no'} loss_weight and {tops} tops",
-            "Caffe stops: loss_weight must be unspecified or specified once per top blob"
+            "Caffe aborts: loss_weight must be unspecified or specified once per top blob"
             + ("" if layer.loss_weight else ", and a loss without any gets one by default"),
             f"give {tops}" if layer.loss_weight or tops != 2 else "loss_weight: 1 loss_weight: 0",
         )
@@ -485,7 +485,7 @@ def _check_propagate_down(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "propagate-down-count",
             "propagate_down[0]",
             f"has {count} propagate_down and {len(layer.bottom)} bottoms",
-            "Caffe stops: propagate_down param must be specified either 0 or bottom_size times",
+            "Caffe aborts: propagate_down param must be specified either 0 or bottom_size times",
             "give one for each bottom",
         )
 
@@ -501,7 +501,7 @@ def _check_engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal
             "engine-unknown",
             f"{block}.engine",
             "has engine: CUDNN",
-            f"Caffe stops on CPUs: Layer {layer.name} has unknown engine",
+            f"Caffe aborts on CPUs: Layer {layer.name} has unknown engine",
             "engine: CAFFE, or remove it",
         )
     named = layer.engine or net_engine
@@ -510,7 +510,7 @@ def _check_engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal
             "engine-unknown",
             "engine" if layer.engine else "type",
             f"has engine '{named}'" + ("" if layer.engine else " of the net"),
-            "Caffe stops: the engine is unknown",
+            "Caffe aborts: the engine is unknown",
             f'engine: "CAFFE"; the engines are {", ".join(ENGINES)}',
         )
 

@@ -26,7 +26,7 @@ Result = tuple[Shapes, Shapes]
 
 SCALAR: Shape = ()
 
-MAX_AXES = 32  # kMaxBlobAxes; Caffe stops at a blob with more
+MAX_AXES = 32  # kMaxBlobAxes; Caffe aborts at a blob with more
 _MAX_COUNT = 2**63 - 1  # LONG_MAX, Intel's limit; lint reports blobs over INT_MAX, BVLC's
 
 
@@ -495,7 +495,7 @@ def _inner_product(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 def _batch_norm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Keep the shape; the blobs are the sum of means, the sum of variances, and the running factor."""
-    channels = bottoms[0][canonical_axis(bottoms[0], 1)]  # with one axis, Caffe stops when it reshapes
+    channels = bottoms[0][canonical_axis(bottoms[0], 1)]  # with one axis, Caffe aborts when it reshapes
     return [bottoms[0]], [(channels,), (channels,), (1,)]
 
 

@@ -218,7 +218,7 @@ def packed_data(blob: pb.BlobProto) -> bytes:
 
 
 def _read(path: str | Path, kind: str) -> bytes:
-    hint = f"give the path of a {kind}"
+    hint = f"give the path to a {kind}"
     try:
         if Path(path).is_dir():
             raise WeightsError(path, "is a folder", hint)
@@ -320,7 +320,7 @@ def _diagnose(data: bytes, kind: str, path: str | Path) -> tuple[str, str]:
 
 def _check_length(path: str | Path, where: str, blob: pb.BlobProto) -> None:
     shape, count = blob_shape(blob), len(blob_values(blob))
-    # Caffe stops at more axes, and multiplying them could take arbitrarily long.
+    # Caffe aborts at more axes, and multiplying them could take arbitrarily long.
     if len(shape) > MAX_AXES or count != math.prod(shape) or min(shape, default=1) < 1:
         what = f"{where} has shape {show_shape(shape)} and {count:,} values"
         if len(shape) > MAX_AXES:

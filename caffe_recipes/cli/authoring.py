@@ -57,7 +57,7 @@ def read_trainer(context: click.Context, option: click.Parameter, trainer: str |
     """Return the trainer; raises InputError for a word that is neither a trainer nor the path of one."""
     if trainer is None or trainer == OUR_TRAINER or "/" in trainer or trainer.startswith("-"):
         return trainer
-    hint = f"give {OUR_TRAINER}, or the path of a Caffe binary from the Caffe root, e.g. ./caffe"
+    hint = f"give {OUR_TRAINER}, or the path to a Caffe binary from the Caffe root, e.g. ./caffe"
     raise InputError("--trainer", f"'{shorten(trainer)}' is not a trainer", hint)
 
 
@@ -83,7 +83,7 @@ def trainer(default: str) -> Callable[[run_options.Command], run_options.Command
         metavar="caffe-torch|PATH",
         type=PATH_TEXT,
         callback=read_trainer,
-        help="The program that trains: caffe-torch (PyTorch), or the path of a Caffe binary, relative to "
+        help="The program that trains: caffe-torch (PyTorch), or the path to a Caffe binary, relative to "
         f"the Caffe root [default: {default}]",
     )
 
@@ -132,7 +132,7 @@ def output_recipe(made: NewRecipe, path: Path | None) -> None:
     type=NUMBER,
     callback=check_epochs(least=1),
     required=True,
-    help="Epochs that the final model is trained for.",
+    help="Number of epochs that the final model is trained for.",
 )
 @click.option(
     "--nodes",
@@ -146,7 +146,7 @@ def output_recipe(made: NewRecipe, path: Path | None) -> None:
     type=COUNT,
     help="MPI ranks per node [default: one per socket of the profile, else 1]",
 )
-@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank and iteration.")
+@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank per iteration.")
 @click.option(
     "--cycles",
     metavar="N",
@@ -167,7 +167,7 @@ def output_recipe(made: NewRecipe, path: Path | None) -> None:
     metavar="E",
     type=NUMBER,
     callback=check_epochs(least=1),
-    help="Epochs of each collapse [default: 6 % of the run, at least 3 and at most 10]",
+    help="Epochs of each collapse [default: 6% of the run, at least 3 and at most 10]",
 )
 @click.option(
     "--depth",
@@ -216,7 +216,7 @@ def output_recipe(made: NewRecipe, path: Path | None) -> None:
 @out
 @gather(NewOptions, "asked")
 def new(asked: NewOptions, out: Path | None) -> None:
-    """Write a new recipe by the paper's rules (arXiv:1711.04291); the YAML names each number's rule.
+    """Write a new recipe that follows the paper's rules (arXiv:1711.04291), which its YAML cites.
 
     The phases are a warm-up, a linear decay, cycles if requested, and a collapse. The learning rate
     does not jump between phases.
@@ -251,14 +251,14 @@ def new(asked: NewOptions, out: Path | None) -> None:
     metavar="E",
     type=NUMBER,
     callback=check_epochs(),
-    help="Epochs that the final model is trained for.",
+    help="Number of epochs that the final model is trained for.",
 )
 @click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks per node.")
-@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank and iteration.")
+@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank per iteration.")
 @click.option(
     "--smooth",
     is_flag=True,
-    help="Remove jumps of the learning rate between phases and at the end of a warm-up.",
+    help="Remove jumps in the learning rate between phases and at the end of a warm-up.",
 )
 @click.option(
     "--name",
@@ -270,7 +270,7 @@ def new(asked: NewOptions, out: Path | None) -> None:
 @out
 @gather(RescaleTarget, "target")
 def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
-    """Rescale a recipe to other nodes, batch size or epochs, by the paper's rules.
+    """Rescale a recipe's node count, batch size or epochs, by the paper's rules.
 
     The learning rate grows with the batch size, up to 6.4 at 16,384 images, and the number of iterations
     falls. The first warm-up keeps its epochs. If published runs lost accuracy at this batch size, a warning

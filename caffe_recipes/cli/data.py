@@ -266,18 +266,16 @@ class _Order:
     "--test-out",
     metavar="LMDB",
     type=PATH,
-    help="Also build this test LMDB, from a share of each class; those images are left out of --out.",
+    help="Also build this test LMDB, from a share of each class; --out gets the rest.",
 )
 @click.option(
     "--test-share",
     metavar="FRACTION",
     type=NUMBER,
-    help="The share of each class that is for --test-out [default: 0.2]",
+    help="The share of each class that goes to --test-out [default: 0.2]",
 )
 @click.option("--check-size", is_flag=True, help="Refuse images of different sizes.")
-@click.option(
-    "--skip-bad", is_flag=True, help="Leave out images that do not decode, as convert_imageset does."
-)
+@click.option("--skip-bad", is_flag=True, help="Skip images that do not decode, as convert_imageset does.")
 @click.option(
     "--workers", metavar="N", type=Whole(1, 1024), help="Number of worker processes [default: one per core]"
 )
@@ -349,7 +347,7 @@ def _build_lmdb(plan: BuildPlan, out: Path, workers: int, *, skip_bad: bool) -> 
         on_progress=BuildProgress(),
         warn=lambda text: echo(f"warning: {out}: {text}", err=True),
     )
-    left_out = f", {len(built.skipped):,} left out" if built.skipped else ""
+    left_out = f", {len(built.skipped):,} skipped" if built.skipped else ""
     kept = "; already built, and kept" if existed else ""
     echo(f"{out!s}: {built.images:,} images of {len(built.labels):,} classes{left_out}{kept}")
 
@@ -375,8 +373,8 @@ def _refuse_options(what: str, besides: Sequence[str]) -> None:
 def _describe_left_out(names: Sequence[str]) -> str:
     first = str(names[0])
     if len(names) == 1:
-        return f"left out 1 file without an image suffix: '{first}'"
-    return f"left out {len(names):,} files without an image suffix, e.g. '{first}'"
+        return f"skipped 1 file without an image suffix: '{first}'"
+    return f"skipped {len(names):,} files without an image suffix, e.g. '{first}'"
 
 
 @data.command(

@@ -76,7 +76,7 @@ def diff(
 ) -> None:
     """Compare prototxts, recipes, folders or git revisions by meaning; exit 1 if they differ.
 
-    A single revision is compared with the working tree; files that git does not track there are only named.
+    A single revision is compared with the working tree; untracked files are only listed.
     PATHs restrict the comparison. The order of fields, comments and formatting are ignored. With --images and
     --ranks, solvers are also compared in epochs. In folders and revisions, recipes are compared by their
     values. If A and B are recipes, the files that they generate are compared too.

@@ -1,4 +1,4 @@
-"""`caffe-recipes ensemble`: measure the models of a run, individually and averaged."""
+"""`caffe-recipes ensemble`: evaluate the models of a run, individually and averaged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
     "--lmdb",
     type=PATH,
     metavar="DIR",
-    help="LMDB to measure on [default: the recipe's test LMDB]",
+    help="LMDB to evaluate on [default: the recipe's test LMDB]",
 )
 @click.option(
     "--average",
@@ -52,7 +52,7 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
 def ensemble(
     run: str, caffe_root: str, members: tuple[str, ...] | None, lmdb: Path | None, average: str, as_json: bool
 ) -> None:
-    """Measure the models of a run on a test LMDB: individually, averaged, and what each one adds.
+    """Evaluate the models of a run on a test LMDB: individually, averaged, and what each one adds.
 
     RUN is the folder or name of a run (digits-cyclic-1), or the name or YAML of a recipe, meaning its latest
     run. caffe-torch computes the predictions of each model once, and stores them beside the

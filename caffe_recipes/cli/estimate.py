@@ -95,7 +95,7 @@ class _Sweep:
 @click.option(
     "--by",
     type=click.Choice(list(KINDS)),
-    help="Source of the speed [default: the first of these that is known]",
+    help="Where to take the speed from [default: the first of these that is known]",
 )
 @click.option(
     "--nodes",
@@ -118,12 +118,12 @@ class _Sweep:
     type=NUMBER,
     help="Estimate the time to this top-1 accuracy of ResNet-50 from the paper's epochs: 75.5, 76 or 76.5.",
 )
-@click.option("--plot", type=PATH, metavar="FILE", help="Draw the sweep to this .svg, .png or .pdf file.")
+@click.option("--plot", type=PATH, metavar="FILE", help="Plot the sweep to this .svg, .png or .pdf file.")
 @click.option(
     "--start",
     metavar="TIME",
     callback=_start,
-    help="Time when the run starts, e.g. 2026-03-01T09:00 [default: now]",
+    help="Start time of the run, e.g. 2026-03-01T09:00 [default: now]",
 )
 @consent.run_code
 @click.option(

@@ -34,8 +34,8 @@ TASKS = {
     "Recipes": {
         "recipes": _Lazy("recipes", "List the shipped recipes."),
         "show": _Lazy("recipes", "Show a recipe on one page."),
-        "new": _Lazy("authoring", "Write a new recipe by the paper's rules."),
-        "rescale": _Lazy("authoring", "Rescale a recipe to other nodes, batch size or epochs."),
+        "new": _Lazy("authoring", "Write a new recipe that follows the paper's rules."),
+        "rescale": _Lazy("authoring", "Rescale a recipe's node count, batch size or epochs."),
         "adopt": _Lazy("authoring", "Turn existing solvers and nets into a recipe."),
         "generate": _Lazy("generate", "Write a recipe's solvers, nets and job scripts."),
         "estimate": _Lazy("estimate", "Estimate a recipe's time and cost."),
@@ -45,7 +45,7 @@ TASKS = {
         "lint": _Lazy("lint", "Check recipes, solvers and nets for mistakes."),
         "diff": _Lazy("diff", "Compare prototxts, recipes, folders or git revisions."),
         "summary": _Lazy("summary", "Print a net layer by layer, and draw its graph."),
-        "plot": _Lazy("plot", "Draw learning rate and weight decay over epochs."),
+        "plot": _Lazy("plot", "Plot learning rate and weight decay over epochs."),
         "lr": _Lazy("lr", "Print a solver's learning rate at each iteration."),
         "fmt": _Lazy("prototxts", "Format prototxts."),
         "upgrade": _Lazy("prototxts", "Upgrade old nets and solvers to the current format."),
@@ -61,7 +61,7 @@ TASKS = {
         "cancel": _Lazy("monitor", "Stop a run, and cancel its jobs."),
     },
     "Watch": {
-        "status": _Lazy("monitor", "Show the state of runs and their jobs."),
+        "status": _Lazy("monitor", "Show the status of runs and their jobs."),
         "attach": _Lazy("monitor", "Watch a run until it ends."),
         "logs": _Lazy("monitor", "Print a run's log, and follow it."),
     },
@@ -72,7 +72,7 @@ TASKS = {
     "Setup": {
         "doctor": _Lazy("setup", "Check what is installed on this machine."),
         "profiles": _Lazy("setup", "List the cluster profiles, or print one."),
-        "completion": _Lazy("setup", "Print a completion script for a shell."),
+        "completion": _Lazy("setup", "Print a shell completion script."),
     },
 }
 COMMANDS = {name: lazy for commands_of in TASKS.values() for name, lazy in commands_of.items()}

@@ -167,7 +167,7 @@ def _printer() -> Callable[[bytes], None]:
     metavar="SECONDS",
     default=JOB_GRACE_S,
     show_default=True,
-    help="Time that a running job has to stop before Slurm kills it.",
+    help="Grace period for a running job to stop before Slurm kills it.",
 )
 def cancel(run: str, caffe_root: str, now: bool, grace_s: float) -> None:
     """Stop a run, local or in Slurm, as Ctrl-C does: take a snapshot, and wait until the run has ended.

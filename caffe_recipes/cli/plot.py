@@ -38,17 +38,17 @@ _COUNT = Whole(1, 2**31 - 1)
     required=True,
     help="The .svg, .png or .pdf file to write.",
 )
-@click.option("--log", is_flag=True, help="Draw the rate on a logarithmic axis (four decades at most).")
+@click.option("--log", is_flag=True, help="Plot the rate on a logarithmic axis (four decades at most).")
 @click.option("--images", metavar="N", type=_COUNT, help="Images in an epoch, for solver files.")
 @click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks, for solver files [default: 1]")
 @click.option(
     "--batch",
     metavar="N",
     type=_COUNT,
-    help="Images per rank and iteration [default: read from the nets next to the solvers]",
+    help="Images per rank per iteration [default: read from the nets next to the solvers]",
 )
 @click.option(
-    "--apart", is_flag=True, help="Draw each solver file from iteration 0, instead of one after another."
+    "--apart", is_flag=True, help="Plot each solver file from iteration 0, instead of one after another."
 )
 @max_bytes_option
 def plot(
@@ -61,10 +61,10 @@ def plot(
     apart: bool,
     max_bytes: int,
 ) -> None:
-    """Draw the learning rate and weight decay over epochs, with phases and jumps marked.
+    """Plot the learning rate and weight decay over epochs, with phases and jumps marked.
 
-    Solver files are drawn one after another, over iterations or, with --images, over epochs. A folder stands
-    for its solvers, in the order in which they are trained.
+    Solver files are plotted one after another, over iterations or, with --images, over epochs. A folder
+    stands for its solvers, in the order in which they are trained.
     """
     kind = format_of(out)
     names = tuple(

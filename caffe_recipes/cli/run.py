@@ -90,7 +90,7 @@ def _as_json(finding: CheckResult) -> dict[str, object]:
     default=float(STOP_GRACE_S),
     show_default=True,
     show_envvar=True,
-    help="Time that Caffe has to exit when it is stopped early, before it is killed.",
+    help="Grace period for Caffe to exit when it is stopped early, before it is killed.",
 )
 @run_options.policy(
     "What to do after a failed launch: stop, retry, or replace a dead host with a spare (a host of the "

@@ -115,7 +115,7 @@ class _StagingWay(click.Choice[str]):
 how = click.option(
     "--how",
     type=_StagingWay(list(WAYS)),
-    help="How to copy the training data to the hosts [default: the quickest method]",
+    help="How to copy the training data to the hosts [default: the fastest method]",
 )
 
 

@@ -28,8 +28,8 @@ SHELLS = ("bash", "zsh", "fish")
 def doctor(commands: tuple[str, ...], as_json: bool) -> None:
     """Check this machine: launcher, MPI, Caffe, torch, threads, /tmp, ssh, Slurm.
 
-    For each missing part, print the commands that need it, and the command line that installs it. With
-    COMMANDs, check only what these need, and exit 1 if they cannot work. To check the hosts of a run, use
+    For each missing part, print the commands that need it, and how to install it. With
+    COMMANDs, check only what these need, and exit 1 if they cannot run. To check the hosts of a run, use
     `preflight`.
     """
     symptoms = list(examine(Machine(LocalHost()), commands))
@@ -89,7 +89,7 @@ def profiles(name: str | None) -> None:
 @click.argument("shell", metavar="bash|zsh|fish", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a script for a shell that completes commands, options, recipes, runs, phases and rules."""
+    """Print a shell completion script, for commands, options, recipes, runs, phases and rules."""
     kind = get_completion_class(shell)
     assert kind
     program = "caffe-recipes"

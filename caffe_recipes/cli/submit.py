@@ -88,7 +88,7 @@ def _run_arguments(
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.option("--show-scripts", is_flag=True, help="With --dry-run: also print the job scripts.")
 @consent.run_code
-@click.option("--split", is_flag=True, help="Submit one job per phase, each dependent on the previous one.")
+@click.option("--split", is_flag=True, help="Submit one job per phase, each depending on the previous one.")
 @click.option(
     "--time",
     "time_s",
@@ -114,7 +114,7 @@ def _run_arguments(
     "--constraint",
     metavar="FEATURES",
     envvar="SBATCH_CONSTRAINT",
-    help="Features that the nodes must have [default: the profile's]",
+    help="Features required of the nodes [default: the profile's]",
 )
 @click.option(
     "--after",
@@ -171,7 +171,7 @@ def submit(
     """Submit a recipe's chain to Slurm as one job, or with --split as one job per phase.
 
     A job that is requeued resumes where it stopped. A job that is already submitted is not submitted again.
-    The scripts in jobs/ must be as `generate` writes them. The environment variables SBATCH_PARTITION,
+    The scripts in jobs/ must match what `generate` writes. The environment variables SBATCH_PARTITION,
     SBATCH_ACCOUNT, SBATCH_QOS, SBATCH_CONSTRAINT and SBATCH_TIMELIMIT set the options of the same name.
     """
     if not dry_run:

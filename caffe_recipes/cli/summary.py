@@ -66,7 +66,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
     "image",
     callback=_image,
     metavar="C,H,W",
-    help="Size of the images, e.g. 3,256,256, if no file on this machine gives it.",
+    help="Size of the images, e.g. 3,256,256, if it cannot be read from a file on this machine.",
 )
 @click.option("--caffe-root", type=PATH, metavar="DIR", help="The folder that Caffe is started in.")
 @click.option(

@@ -61,7 +61,7 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
         return
     for one in found:
         tops = ((1, one.top1), (5, one.top5))
-        parts = [f"top-{rank} {100 * top:g} %" for rank, top in tops if top is not None]
+        parts = [f"top-{rank} {100 * top:g}%" for rank, top in tops if top is not None]
         parts += [f"loss {one.loss:.6g}"] if one.loss is not None else []
         echo(f"step {one.step:,}: {', '.join(parts) or 'no accuracy in the log'}")
         if one.has_diverged:

@@ -272,7 +272,7 @@ def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: 
     A reason is the text or error of `act`, or says that it took longer than `limit_s`. A thread that waits
     for a dead host is left running; it delays neither the caller nor the end of the program.
     """
-    late = f"gave no answer within {limit_s:.0f} s"
+    late = f"did not respond within {limit_s:.0f} s"
     outcomes: dict[str, str | None] = {host.name: late for host in hosts}
     left = threading.Semaphore(0)
 
@@ -309,7 +309,7 @@ def _answer(host: Host, result: Callable[[], T]) -> Answer[T]:
 
 
 def _timed_out(host: Host, timeout_s: float) -> Answer[T]:
-    what = f"gave no answer within {timeout_s:.0f} s"
+    what = f"did not respond within {timeout_s:.0f} s"
     return Answer(host, error=HostFailed(host.name, what, "check the host and its disks"))
 
 

@@ -176,7 +176,7 @@ def _srun_words(launch: RankLaunch) -> tuple[str, ...]:
 
 
 def _ibrun_words(launch: RankLaunch) -> tuple[str, ...]:
-    """Return ibrun's argv up to the command, for the first ranks of the surrounding job.
+    """Return ibrun's argv up to the command, for the first ranks of the current job.
 
     From TACC's user guides: `ibrun -n RANKS -o 0 PROGRAM`. ibrun takes the hosts and the ranks per node from
     the Slurm job, and options for the underlying mpiexec from MY_MPIRUN_OPTIONS.

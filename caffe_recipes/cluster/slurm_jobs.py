@@ -274,8 +274,8 @@ REASONS: Mapping[str, tuple[str, str]] = {
         "see scontrol show reservation; a shorter --time may fit before it",
     ),
     "Nodes required for job": ("nodes that it needs are down, drained or reserved", "see sinfo -R"),
-    "NodeDown": ("a node that it needs is down", "exclude it, or ask the administrators"),
-    "FrontEndDown": ("the front end is down", "ask the administrators"),
+    "NodeDown": ("a node that it needs is down", "exclude it, or ask your administrators"),
+    "FrontEndDown": ("the front end is down", "ask your administrators"),
     "BadConstraints": (
         "no nodes can ever satisfy its request",
         "cancel it and ask for fewer nodes or another --constraint",
@@ -296,7 +296,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "QOSNotAllowed": ("its QOS is not allowed in the partition", "give another --qos or partition"),
     "InvalidQOS": ("its QOS is not valid", "give a valid --qos"),
     "JobHeldUser": ("it is held by its user", "release it: scontrol release"),
-    "JobHeldAdmin": ("it is held by the administrators", "ask the administrators"),
+    "JobHeldAdmin": ("it is held by the administrators", "ask your administrators"),
     "JobHoldMaxRequeue": ("it was requeued too often and is held", "see its log, then scontrol release"),
     "launch failed requeued held": (
         "a node could not start it, so it is held",
@@ -305,10 +305,10 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "job requeued in held state": ("it was requeued and is held", "release it: scontrol release"),
     "JobArrayTaskLimit": ("as many tasks of its array are running as are allowed", ""),
     "MaxRequeue": ("it was requeued too often", "see its log"),
-    "SystemFailure": ("Slurm itself failed", "ask the administrators"),
+    "SystemFailure": ("Slurm itself failed", "ask your administrators"),
     "JobLaunchFailure": (
         "it could not be started on its nodes",
-        "exclude the node, or ask the administrators",
+        "exclude the node, or ask your administrators",
     ),
     "NonZeroExitCode": ("its script returned an error", "see its log"),
     "RaisedSignal": ("its script was killed by a signal", "see its log"),
@@ -395,7 +395,7 @@ def explain_reason(reason: str) -> tuple[str, str]:
     ('the CPU minutes granted to your account are used up', 'request more, or give another --account')
     """
     words = _normalize_reason(reason)
-    return _find_meaning(words) or (f"Slurm says: {words[:200]}", "")
+    return _find_meaning(words) or (f"Slurm reports: {words[:200]}", "")
 
 
 def _normalize_reason(reason: str) -> str:

@@ -311,7 +311,7 @@ _ACCOUNTED_SINCE = "--starttime=now-30days"
 
 
 class SchedulerAway(ClusterError):
-    """Raised when Slurm gives no answer; nothing is known about any job except those in `known`."""
+    """Raised when Slurm does not respond; nothing is known about any job except those in `known`."""
 
     def __init__(
         self, where: str, what: str, hint: str = "try again later", known: tuple[Job, ...] = ()
@@ -330,7 +330,7 @@ class NotConfigured(SchedulerAway):
 
 
 def has_slurm(host: Host) -> bool:
-    """Return whether a host has Slurm's commands. Raises ClusterError if the host gives no answer."""
+    """Return whether a host has Slurm's commands. Raises ClusterError if the host does not respond."""
     return host.run(["sh", "-c", "command -v sbatch"], ASK_S).returncode == 0
 
 
@@ -347,7 +347,7 @@ def find_jobs(
     The controller knows live jobs, and ended jobs for some minutes (MinJobAge). Accounting, if the site has
     it, knows the rest, and who cancelled a job; it is searched for names in the last 30 days. Jobs unknown
     to both are omitted. `cluster` names a cluster other than the host's own. Raises SchedulerAway if a source
-    that may know a missing job gave no answer.
+    that may know a missing job did not respond.
     """
     live = _ask_controller(host, ids, names, cluster)
     found = _merge([*live, *_ask_accounting(host, live, ids, names, cluster)])
@@ -386,7 +386,7 @@ def run_command(
     """Run one of Slurm's commands in an environment that keeps its output parsable, and return the result.
 
     Raises NoCommand if the command does not exist, NotConfigured if Slurm is not configured on the host, and
-    SchedulerAway if the host gives no answer or the command does not end.
+    SchedulerAway if the host does not respond or the command does not end.
     """
     try:
         done = host.run([*environment, *argv], timeout_s)
@@ -404,7 +404,7 @@ def run_command(
 
 
 def is_away(complaint: str) -> bool:
-    """Return whether an error message means that the controller or the database gave no answer.
+    """Return whether an error message means that the controller or the database did not respond.
 
     >>> is_away("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     True

@@ -37,7 +37,7 @@ def use_one_thread() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make malloc keep freed memory for the next image, which saves up to 20 % of the time.
+    """Make malloc keep freed memory for the next image, which saves up to 20% of the time.
 
     glibc returns free memory at the top of its heap once it exceeds twice the size of the largest mmapped
     block that was freed, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD). This array is such a block; it is never

@@ -2,7 +2,7 @@
 
 The features are those of imagenet_to_gcs.py, which the source of the Horovod run uses: RGB JPEGs, and labels
 from 1. That source shuffles images across all files, and reports that training on records sorted by class
-loses 2 to 3 % of accuracy. A manifest next to a folder of TFRecords records what its files were made from.
+loses 2 to 3% of accuracy. A manifest next to a folder of TFRecords records what its files were made from.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _write(images: _ImageSource, plan: RecordSet, out: Path, on_progress: Progre
     from caffe_recipes.data.build import RESUME_HINT, build_lock, check_plan  # cv2
 
     if out.name in ("", ".."):
-        raise DataError(out, "is a folder that already exists", "give the path of a new folder")
+        raise DataError(out, "is a folder that already exists", "give the path to a new folder")
     if os.path.lexists(out):
         return _check_existing(plan, out)
     partial = out.with_name(f".{out.name}.partial")

@@ -116,8 +116,8 @@ usage:
   -out FILE.npz          write the input of the last softmax (images x classes)
                          and the label of every image in the net's TEST LMDB
   -source LMDB           read this LMDB instead of the net's
-  -new_layers A,B        start these layers from their fillers, even if the
-                         weights have them; all others must be in the weights
+  -new_layers A,B        initialize these layers from their fillers, even if
+                         the weights have them; the weights must have all others
   -gpu N                 use this GPU; without -gpu, train uses solver_mode
   -level N, -stage A,B   set the net's state for include and exclude rules
   -sigint_effect, -sighup_effect

@@ -147,7 +147,7 @@ class Traffic:
 class Estimate:
     """A recipe's time on a shape at a speed (`pace`); `others` are known speeds that were not used.
 
-    `staging` starts with the quickest method, which is the one that counts; it is empty if the LMDB's size is
+    `staging` starts with the fastest method, which is the one that counts; it is empty if the LMDB's size is
     unknown.
     """
 
@@ -232,7 +232,7 @@ def check_accuracy(recipe: Recipe, percent: float) -> None:
     """Raise InputError unless the paper gives the epochs to an accuracy, for the recipe's net and images."""
     if percent not in EPOCHS_TO_ACCURACY:
         known = ", ".join(f"{one:g} ({epochs} epochs)" for one, epochs in EPOCHS_TO_ACCURACY.items())
-        what = f"the epochs to {percent:g} % top-1 are unknown"
+        what = f"the epochs to {percent:g}% top-1 are unknown"
         raise InputError("--to-accuracy", what, f"the paper gives them for {known}")
     if recipe.net.builder != "resnet50" or recipe.data.train.images != _IMAGENET_IMAGES:
         what = f"{recipe.name} does not train the paper's net on the paper's images"
@@ -274,7 +274,7 @@ def _phases(
     ]
     if to_accuracy is not None:
         epochs = EPOCHS_TO_ACCURACY[to_accuracy]
-        trained = [(f"to {to_accuracy:g} %", epochs * all_images, shape.global_batch)]
+        trained = [(f"to {to_accuracy:g}%", epochs * all_images, shape.global_batch)]
     for name, images, of_each in trained:
         iterations = max(round(images / of_each), 1)
         images = iterations * of_each
@@ -294,7 +294,7 @@ def _staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...
 
 def _notes(recipe: Recipe, shape: Shape, to_accuracy: float | None) -> Iterator[str]:
     if to_accuracy is not None:
-        takes = f"{to_accuracy:g} % top-1 takes {EPOCHS_TO_ACCURACY[to_accuracy]} epochs"
+        takes = f"{to_accuracy:g}% top-1 takes {EPOCHS_TO_ACCURACY[to_accuracy]} epochs"
         yield f"{takes} according to the paper (Figure 4's cycles and a collapse), not by the recipe's phases"
         if shape.global_batch > _TO_ACCURACY_IMAGES:
             what = f"{shape.global_batch:,} images per iteration: the paper trained with 4,096"

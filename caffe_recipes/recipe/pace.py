@@ -92,7 +92,7 @@ EPOCHS_VI = (
 
 def _one_node(among: Point, percent: int, words: str) -> OneNode:
     """Derive the speed of one node from the efficiency that the paper prints for a point."""
-    derived = f'derived from "{words} {percent} %" at {among.nodes} nodes'
+    derived = f'derived from "{words} {percent}%" at {among.nodes} nodes'
     return OneNode(among.batch_per_node, among.images_per_s / among.nodes * 100 / percent, derived)
 
 
@@ -114,8 +114,8 @@ def find_throughput(table: Table, nodes: int, batch_per_node: float) -> Throughp
     curve of the local batch for which the paper prints an efficiency, on which each doubling of the nodes
     makes an iteration longer by the same share. Between the curves of two local batches, the seconds per
     iteration are linear in the batch; beyond them, those of one node are linear, and the efficiency is that
-    of the nearest curve. If Table V's inner points are left out one by one, they are predicted within 9 %,
-    those between local batches within 2 %. `notes` say what is extrapolated.
+    of the nearest curve. If Table V's inner points are left out one by one, they are predicted within 9%,
+    those between local batches within 2%. `notes` say what is extrapolated.
 
     >>> round(find_throughput(TABLE_V, 256, 32).epoch_s), find_throughput(TABLE_V, 720, 16).how
     (85, 'interpolated')

@@ -84,9 +84,9 @@ def warmup_epochs(batch: int) -> float:
 
 
 def collapse_epochs(epochs: float) -> float:
-    """Return the epochs of a run's final collapse: 6 % of all epochs, at least 3 and at most 10.
+    """Return the epochs of a run's final collapse: 6% of all epochs, at least 3 and at most 10.
 
-    Source: section V-B says "the last 5-7 %", section VI "between 3-10 epochs". The 6 % are our choice.
+    Source: section V-B says "the last 5-7%", section VI "between 3-10 epochs". The 6% are our choice.
 
     >>> [round(collapse_epochs(epochs), 2) for epochs in (40, 90, 200)]
     [3, 5.4, 10]
@@ -118,7 +118,7 @@ def decay_horizon(length: float, times: float, power: float) -> float:
     return length / (1 - math.pow(times, -1 / power))
 
 
-# (batch, epochs to a top-1 accuracy of 75.9 %): public results of MLPerf Training's ResNet-50 with LARS.
+# (batch, epochs to a top-1 accuracy of 75.9%): public results of MLPerf Training's ResNet-50 with LARS.
 LARS_EPOCHS = ((4096, 40.0), (8192, 42.0), (32_768, 56.0), (65_536, 84.5))
 
 # Table X: (batch, top-1 accuracy of the paper in percent).
@@ -126,7 +126,7 @@ ACCURACY = ((8192, 76.6), (16_384, 76.26), (32_768, 75.31), (49_152, 74.6), (65_
 
 
 def lars_epochs(batch: int) -> float | None:
-    """Return the epochs that LARS needs for 75.9 % at a batch; None above the largest published batch.
+    """Return the epochs that LARS needs for 75.9% at a batch; None above the largest published batch.
 
     Below the smallest published batch, return its epochs. Between two, interpolate over the logarithm of the
     batch, which is our choice.

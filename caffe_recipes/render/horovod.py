@@ -91,7 +91,7 @@ def _prepare() -> _Script:
         _Path("TF_RECORDS_DIR", "folder for the TFRecords"),
     )
     notes = (
-        "imagenet_to_gcs.py shuffles the classes across its files; according to the source, 2 to 3 % of",
+        "imagenet_to_gcs.py shuffles the classes across its files; according to the source, 2 to 3% of",
         "accuracy is lost without that. `caffe-recipes data check` measures the shuffling, and",
         "`caffe-recipes data tfrecords` writes such files from an LMDB.",
     )

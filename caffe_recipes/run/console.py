@@ -255,8 +255,8 @@ def describe_accuracy(source: Reported, outputs: Mapping[str, float]) -> list[st
     for name, value in outputs.items():
         percent = reported.get(name.rpartition("/")[2], ...)
         if percent is not ...:
-            comparison = f" (reported: {percent} %)" if percent is not None else ""
-            lines.append(f"{name}: {100 * value:.2f} %{comparison}")
+            comparison = f" (reported: {percent}%)" if percent is not None else ""
+            lines.append(f"{name}: {100 * value:.2f}%{comparison}")
         else:
             lines.append(f"{name}: {value:.4g}")
     return lines

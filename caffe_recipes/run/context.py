@@ -378,7 +378,7 @@ class FoundHosts(NamedTuple):
 
 
 def find_hosts(root: Path, given: Path | None, min_hosts: int = 0) -> FoundHosts:
-    """Return the hosts of the hostfile, else those of the surrounding Slurm job.
+    """Return the hosts of the hostfile, else those of the current Slurm job.
 
     Inside a job only its own hosts can be used. A `hostfile` in the Caffe root that names other hosts, names
     fewer than `min_hosts`, or cannot be read is stale and ignored. Raises InputError if a hostfile that the
@@ -411,7 +411,7 @@ def find_hosts(root: Path, given: Path | None, min_hosts: int = 0) -> FoundHosts
 def _describe_strangers(hosts: Sequence[str], job: Sequence[str]) -> str:
     """Return a sentence about the hosts that are not part of the job; empty if there are none."""
     strangers = find_hosts_outside_job(hosts, job)
-    return f"names hosts outside this Slurm job: {fold_hosts(strangers)[:200]}" if strangers else ""
+    return f"lists hosts outside this Slurm job: {fold_hosts(strangers)[:200]}" if strangers else ""
 
 
 def choose_hosts(recipe: AnyRecipe, found: FoundHosts) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -533,7 +533,7 @@ def render_ensemble(found: EnsembleResult, lmdb: str) -> list[str]:
         "",
         *table,
         "",
-        f"ensemble, {_AVERAGE_TITLES[found.average]}: top-1 {top1} %, top-5 {top5} %",
+        f"ensemble, {_AVERAGE_TITLES[found.average]}: top-1 {top1}%, top-5 {top5}%",
         *_describe_reported(found),
         f"compared with the best single member: top-1 {best[0]}, top-5 {best[1]} points",
     ]
@@ -571,7 +571,7 @@ def ensemble_as_json(found: EnsembleResult) -> dict[str, Any]:
 def _describe_reported(found: EnsembleResult) -> list[str]:
     """Return a line with the accuracies that the source reports and for which members; none without any."""
     pairs = (("top-1", found.reported.top1_percent), ("top-5", found.reported.top5_percent))
-    reported = ", ".join(f"{name} {percent:g} %" for name, percent in pairs if percent is not None)
+    reported = ", ".join(f"{name} {percent:g}%" for name, percent in pairs if percent is not None)
     return [f"reported by the source for {', '.join(found.reported_of)}: {reported}"] if reported else []
 
 

@@ -265,7 +265,7 @@ class Placed(Event):
         """Return the line to print, with the number of files."""
         trainer = find_trainer(recipe)
         folders = ", ".join(trainer.folders())
-        return f"placed {describe_count(len(self.files), trainer.file_kind)} in {folders}"
+        return f"wrote {describe_count(len(self.files), trainer.file_kind)} to {folders}"
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class Launch(Event):
 
     `stamp` identifies the file that was at the path of its last snapshot before, if any; `needed` has such
     stamps for the other snapshots that later phases start from, by path. `id` identifies its ranks on any
-    host, `hosts` are the hosts of the ranks, and `arguments` those of the trainer. `job` is the surrounding
+    host, `hosts` are the hosts of the ranks, and `arguments` those of the trainer. `job` is the current
     Slurm job, if any, which had been requeued `restarts` times. `weights` is the SHA-256 of the weights that
     it starts from, by path; `starts_from` is the path of those, and `resumed` the iteration of the checkpoint
     that it resumes instead. `time_s` is the time of the journal line.
@@ -484,7 +484,7 @@ class Retrying(Event):
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the number of the retry."""
-        return f"trying again ({self.number} of {self.retries})"
+        return f"retrying ({self.number} of {self.retries})"
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def requeue_job(
         say("not in a Slurm job: nothing to requeue")
         return 128 + signal.SIGUSR1
     if restarts >= most:
-        what = f"is at its time limit, and was already requeued {describe_count(restarts, 'time')}"
+        what = f"is near its time limit, and was already requeued {describe_count(restarts, 'time')}"
         raise RunFailed(f"job {job}", what, "submit it again to resume")
     # After a restart it would be warned just as early, and get no further.
     if over.warned_s < _SHORTEST_S and not over.has_kept:
@@ -138,7 +138,7 @@ def requeue_job(
         hint = "give it more time (sbatch --time), or a later warning (sbatch --signal=B:USR1@60)"
         raise RunFailed(f"job {job}", what, hint)
     # Printed before the call: Slurm may end this process before scontrol returns.
-    say(f"the time limit is near; job {job} is requeued to resume (restart {restarts + 1} of {most})")
+    say(f"the time limit is near; requeueing job {job} to resume (restart {restarts + 1} of {most})")
     reason = ""
     with _signals_to_end() as ended:
         for pause_s in _PAUSES_S:  # retry, since the controller may be busy for a while

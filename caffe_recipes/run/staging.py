@@ -63,7 +63,7 @@ def stage_recipe(
     for files in sets:
         check_source_access(root, files.read_paths)
     if len(names) < recipe.cluster.nodes:
-        few = f"names {len(names)} of the {recipe.cluster.nodes} hosts that a run needs"
+        few = f"lists {len(names)} of the {recipe.cluster.nodes} hosts that a run needs"
         say(f"{found.where}: {few}; add the others before you start a run")
     with opened(names, lambda name: connect(name, profile.copy_with)) as hosts:
         return _stage_sets(hosts, sets, ways, say)

@@ -281,7 +281,7 @@ def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str |
         if test.iteration >= epoch_iter and name.endswith(_ACCURACIES)
     ][-2:]
     if classes > 1 and len(right) == 2 and max(right) <= (1 + _NEAR_ACCURACY) / classes:
-        what = f"the accuracy is {100 * right[-1]:.3g} % after an epoch"
+        what = f"the accuracy is {100 * right[-1]:.3g}% after an epoch"
         return f"{what}, no better than guessing among {classes} classes; check labels, base_lr and mean"
     return None
 

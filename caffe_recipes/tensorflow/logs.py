@@ -113,5 +113,5 @@ def load_evaluations(path: Path) -> tuple[EvaluationRecord, ...]:
         for rank, top in ((1, one.top1), (5, one.top5)):
             if top is not None and not 0 <= top <= 1:
                 what = f"top-{rank} accuracy {top:g} is not between 0 and 1"
-                raise InputError(f"{path}:{one.line}", what, "write it as a fraction, e.g. 0.75 for 75 %")
+                raise InputError(f"{path}:{one.line}", what, "write it as a fraction, e.g. 0.75 for 75%")
     return log.evaluations

@@ -7,7 +7,7 @@
 #   RAW_IMAGE_DIR    folder of ImageNet's raw images
 #   TF_RECORDS_DIR   folder for the TFRecords
 #
-# imagenet_to_gcs.py shuffles the classes across its files; according to the source, 2 to 3 % of
+# imagenet_to_gcs.py shuffles the classes across its files; according to the source, 2 to 3% of
 # accuracy is lost without that. `caffe-recipes data check` measures the shuffling, and
 # `caffe-recipes data tfrecords` writes such files from an LMDB.
 

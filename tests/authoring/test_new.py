@@ -212,10 +212,10 @@ def test_a_known_loss_of_accuracy_is_a_warning() -> None:
     knl = load_profile("stampede2-knl")
     assert make_new(RecipeRequest(IMAGENET, 8192, 90, profile=knl)).notes == ()
     large, short = make_new(RecipeRequest(IMAGENET, 32_768, 50, profile=knl)).notes
-    assert "falls above 8K (section V-B): 76.6 % at 8,192" in large
+    assert "falls above 8K (section V-B): 76.6% at 8,192" in large
     assert "limited the rate to 6.4" in large
     assert short.startswith(
-        "warning: 50 epochs may be too few: MLPerf's runs with LARS take 56 to 75.9 % at a batch of 32,768"
+        "warning: 50 epochs may be too few: MLPerf's runs with LARS take 56 to 75.9% at a batch of 32,768"
     )
     assert make_new(RecipeRequest(50_000, 4096, 30, profile=knl)).notes == ()
 
@@ -231,7 +231,7 @@ def test_a_machine_of_unknown_cores_gets_one_thread_and_that_is_reported(profile
 def test_values_between_published_runs_are_reported_as_interpolated() -> None:
     profile = load_profile("stampede2-knl")
     _, short = make_new(RecipeRequest(IMAGENET, 16_384, 40, profile=profile)).notes
-    assert "take 42 to 75.9 % at 8,192 and 56 at 32,768, interpolated 49 at 16,384, and" in short
+    assert "take 42 to 75.9% at 8,192 and 56 at 32,768, interpolated 49 at 16,384, and" in short
 
 
 def test_values_that_are_our_choice_are_marked_as_such() -> None:
@@ -239,10 +239,10 @@ def test_values_that_are_our_choice_are_marked_as_such() -> None:
     for phrase in (
         "to 0.5 of the peak. Our choice: this share, and the end at 2/3 of the epochs",
         "7 to 10 from 16K on (section V-C); the choice by batch size is ours",
-        "section V-B says 5 to 7 %, and VI says 3 to 10 epochs; 6 % is our choice.",
+        "section V-B says 5 to 7%, and VI says 3 to 10 epochs; 6% is our choice.",
     ):
         assert phrase in text
-    assert "6 % is our choice" not in make_new(RecipeRequest(IMAGENET, 16_384, 90, collapse_epochs=5)).text
+    assert "6% is our choice" not in make_new(RecipeRequest(IMAGENET, 16_384, 90, collapse_epochs=5)).text
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

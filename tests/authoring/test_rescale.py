@@ -128,10 +128,10 @@ def test_from_16k_on_the_rate_stays_at_6_4_and_the_warm_up_is_longer() -> None:
     assert first.base_lr == 6.4
     assert (first.warmup_iter or 0) * 65_536 / 1_281_167 == pytest.approx(10, abs=0.1)
     notes = "\n".join(made.notes)
-    assert "the paper's accuracy falls above 8K (section V-B): 76.6 % at 8,192" in notes
+    assert "the paper's accuracy falls above 8K (section V-B): 76.6% at 8,192" in notes
     assert "limited the rate to 6.4 and warmed up for 7 to 10 epochs" in notes
     assert (
-        "72.33 epochs may be too few: MLPerf's runs with LARS take 84.5 to 75.9 % at a batch of 65,536"
+        "72.33 epochs may be too few: MLPerf's runs with LARS take 84.5 to 75.9% at a batch of 65,536"
         in notes
     )
 

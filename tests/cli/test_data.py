@@ -188,7 +188,7 @@ def test_bad_images_are_skipped_on_request(tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     assert err == f"Error: {folder}/b/1.jpg: {what}; {hint}\n"
     assert not (tmp_path / "lmdb").exists()
-    assert call(*words, "--skip-bad")[1] == f"{tmp_path / 'lmdb'}: 3 images of 3 classes, 1 left out\n"
+    assert call(*words, "--skip-bad")[1] == f"{tmp_path / 'lmdb'}: 3 images of 3 classes, 1 skipped\n"
 
 
 def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path: Path) -> None:
@@ -198,14 +198,14 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
     code, _, err = call(*words)
     assert code == 2
     assert "z.gif: is a GIF, which Caffe's OpenCV cannot read" in err
-    assert "left out" not in err
+    assert "skipped" not in err
     (folder / "a/.DS_Store").write_text("x")
     code, out, err = call(*words, "--skip-bad")
-    assert (code, out.endswith(", 1 left out\n")) == (0, True)
-    assert f"{folder}: left out 1 file without an image suffix: 'a/.DS_Store'\n" in err
+    assert (code, out.endswith(", 1 skipped\n")) == (0, True)
+    assert f"{folder}: skipped 1 file without an image suffix: 'a/.DS_Store'\n" in err
     (folder / "a/README.txt").write_text("x")
     err = call(*words, "--skip-bad")[2]
-    assert f"{folder}: left out 2 files without an image suffix, e.g. 'a/.DS_Store'\n" in err
+    assert f"{folder}: skipped 2 files without an image suffix, e.g. 'a/.DS_Store'\n" in err
 
 
 @pytest.mark.parametrize(

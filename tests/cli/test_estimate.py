@@ -52,7 +52,7 @@ def test_a_sweep_is_a_table_and_a_picture(tmp_path: Path) -> None:
 def test_the_time_to_an_accuracy_is_printed() -> None:
     done = estimate(RECIPE, "--to-accuracy", 76)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "to 76 % 20,018 64.00 216.8" in lines
+    assert "to 76% 20,018 64.00 216.8" in lines
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -89,7 +89,7 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
         ([RECIPE, "--profile", "nowhere"], "unknown profile 'nowhere'"),
         (
             [RECIPE, "--to-accuracy", "77"],
-            "--to-accuracy: the epochs to 77 % top-1 are unknown; the paper gives",
+            "--to-accuracy: the epochs to 77% top-1 are unknown; the paper gives",
         ),
         (["--paper-tables", "--to-accuracy", "76"], "--paper-tables: uses the paper's own"),
         (

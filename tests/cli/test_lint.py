@@ -139,7 +139,7 @@ def test_shipped_recipes_pass_and_print_what_they_accept() -> None:
     done = call("stampede2-64n-72ep", "digits-local")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^stampede2-64n-72ep\.yaml:\d+: ", done.stdout, re.MULTILINE)
-    assert "warning, accepted [warmup-end-jump] init: the rate drops by 8.3 %" in done.stdout
+    assert "warning, accepted [warmup-end-jump] init: the rate drops by 8.3%" in done.stdout
     assert "    accepted: as published; the paper and the 448-node recipe double it" in done.stdout
 
 
@@ -150,7 +150,7 @@ def test_rules_lists_all_and_explain_one() -> None:
     assert len(done.stdout.splitlines()) > 80
     one = call("--explain", "join-jump")
     assert one.returncode == 0
-    assert one.stdout.startswith("join-jump: a warning\nproblem  a rate that jumps by more than 2 %")
+    assert one.stdout.startswith("join-jump: a warning\nproblem  a rate that jumps by more than 2%")
     assert "\neffect   A phase starts from the weights" in one.stdout
 
 

@@ -200,7 +200,7 @@ def test_show_has_shape_phases_and_reported_results() -> None:
         "1,281,167 images, 42 GB, in /tmp/ilsvrc12_train_lmdb",
         "7,800   24.94  31,948,800    0.1       1.59904   1.46667     0.933419   5e-05",
         "22,610   72.29  92,610,560",
-        "top-1 76.3 %, top-5 93.2 %",
+        "top-1 76.3%, top-5 93.2%",
         "244.9 minutes of training at 6,303 images/s",
     ):
         assert fact in done.stdout

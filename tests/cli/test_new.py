@@ -118,7 +118,7 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_go_to_stderr(tmp_path
     assert done.returncode == 0
     assert "\nname: mine\n" in done.stdout
     lars, threads = done.stderr.splitlines()
-    assert lars.startswith("warning: 30 epochs may be too few: MLPerf's runs with LARS take 40 to 75.9 %")
+    assert lars.startswith("warning: 30 epochs may be too few: MLPerf's runs with LARS take 40 to 75.9%")
     assert threads == (
         "warning: omp_num_threads: 1, since no profile gives the cores; set it to the cores per rank"
     )
@@ -135,7 +135,7 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_go_to_stderr(tmp_path
         ({"--trainer": ""}, "--trainer: '' is not a path; is a variable unset?"),
         (
             {"--trainer": "bogus"},
-            "Error: --trainer: 'bogus' is not a trainer; give caffe-torch, or the path of a Caffe binary "
+            "Error: --trainer: 'bogus' is not a trainer; give caffe-torch, or the path to a Caffe binary "
             "from the Caffe root, e.g. ./caffe\n",
         ),
         ({"--trainer": "tensorflow"}, "--trainer: 'tensorflow' is not a trainer; give caffe-torch, or"),

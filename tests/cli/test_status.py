@@ -36,7 +36,7 @@ def test_each_run_is_a_line(root: Path) -> None:
     assert header.split() == ["run", "state", "phase", "started", "elapsed", "result"]
     assert second.startswith("small-2  stopped   1/3 init  ")
     assert second.endswith("run again to resume")
-    assert first.endswith("  loss3/top-1: 75.00 % (reported: 76.3 %)")
+    assert first.endswith("  loss3/top-1: 75.00% (reported: 76.3%)")
 
 
 def test_a_single_run_is_reported_in_detail(root: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_single_run_is_reported_in_detail(root: Path) -> None:
         f"  started  {STARTED}",
         "  elapsed  0:00",
         *(f"  {name:7}  finished in 3 s, 1,234 images/s, loss 0.25" for name in ("init", "cyc1", "last")),
-        "  result   loss3/top-1: 75.00 % (reported: 76.3 %)",
+        "  result   loss3/top-1: 75.00% (reported: 76.3%)",
         "  log      runs/small-1/logs/last-1.log",
         "  model    runs/small-1/snapshots/last.caffemodel",
     ]

@@ -28,7 +28,7 @@ def write_log(folder: Path, step: int) -> str:
 def test_the_published_log_is_reported_as_one_of_another_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(tf, ["log", write_log(tmp_path, 14075)], catch_exceptions=False)
     assert done.output == (
-        "step 14,075: top-1 75.232 %, top-5 92.41 %, loss 1.90243\n"
+        "step 14,075: top-1 75.232%, top-5 92.41%, loss 1.90243\n"
         "  not from this recipe: tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of"
         " 8,192: tf-256n-8k-90ep\n"
     )
@@ -36,7 +36,7 @@ def test_the_published_log_is_reported_as_one_of_another_run(tmp_path: Path) -> 
 
 def test_a_log_of_the_run_s_last_step_has_its_accuracy_alone(tmp_path: Path) -> None:
     done = CliRunner().invoke(tf, ["log", write_log(tmp_path, 4680)], catch_exceptions=False)
-    assert done.output == "step 4,680: top-1 75.232 %, top-5 92.41 %, loss 1.90243\n"
+    assert done.output == "step 4,680: top-1 75.232%, top-5 92.41%, loss 1.90243\n"
 
 
 def test_json_has_the_values_unrounded(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_loss_that_is_not_a_number_is_reported(tmp_path: Path) -> None:
     log.write_text("Saving dict for global step 4680: top_1_accuracy = 0.001, loss = nan\n")
     done = CliRunner().invoke(tf, ["log", str(log)], catch_exceptions=False)
     assert done.output == (
-        "step 4,680: top-1 0.1 %, loss nan\n  the loss is not a number: the training has diverged\n"
+        "step 4,680: top-1 0.1%, loss nan\n  the loss is not a number: the training has diverged\n"
     )
     done = CliRunner().invoke(tf, ["log", str(log), "--json"], catch_exceptions=False)
     (found,) = json.loads(done.output, parse_constant=pytest.fail)

@@ -85,7 +85,7 @@ def test_a_run_started_by_ssh_outlives_its_login_and_is_watched_from_elsewhere(
     output = io.StringIO()
     to_do: list[tuple[str, Callable[[], None]]] = [
         ("cyc1 2/3  4/6", lambda: lose_logins(cluster, "head")),
-        ("; trying again", lambda: cluster.start_sshd("head")),
+        ("; retrying", lambda: cluster.start_sshd("head")),
         ("head: connected again", (root / "release").touch),
     ]
 
@@ -101,7 +101,7 @@ def test_a_run_started_by_ssh_outlives_its_login_and_is_watched_from_elsewhere(
     attach("small", AttachOptions(str(root), on="head"), reporter, env)
     lines = output.getvalue().splitlines()
     assert lines[0].endswith(" on head")
-    assert sum(line.endswith("; trying again") for line in lines) == 1
+    assert sum(line.endswith("; retrying") for line in lines) == 1
     table = lines[next(index for index, line in enumerate(lines) if line.startswith("phase ")) :]
 
     argv = [

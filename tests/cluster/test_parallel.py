@@ -67,7 +67,7 @@ def test_a_host_that_takes_too_long_is_dropped_and_named() -> None:
     answers = ask_all(hosts, act, 0.3)
     freed.set()
     assert answers[0].value == "quick"
-    assert str(answers[1].error) == "slow: gave no answer within 0 s; check the host and its disks"
+    assert str(answers[1].error) == "slow: did not respond within 0 s; check the host and its disks"
     assert time.monotonic() - started < 5
 
 
@@ -95,7 +95,7 @@ def test_failures_and_timeouts_are_reported_by_host() -> None:
         if host.name == "n2":
             freed.wait(20)
 
-    assert try_each(hosts, act, 0.3) == {"n1": "is gone", "n2": "gave no answer within 0 s"}
+    assert try_each(hosts, act, 0.3) == {"n1": "is gone", "n2": "did not respond within 0 s"}
     freed.set()
 
 

@@ -357,7 +357,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "a launcher that starts rank 0 elsewhere": (
         lambda on: on.launcher("tac"), "launcher", "failed", [],
-        r"rank 0 is on node4, and not on node1, the first host",
+        r"rank 0 is on node4, not on node1, the first host",
     ),
     "a launcher that starts none on a host": (
         lambda on: on.launcher("head -n 3"),
@@ -392,7 +392,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "a link under a snapshot's name": (
         lambda on: on.do("node1", "ln", "-s", "/tmp/looked_theirs", "/tmp/looked_init_iter_8.caffemodel"),
-        "snapshots", "failed", ["node1"], r"node1:/tmp/looked_init_iter_8\.caffemodel: is a link of user"
+        "snapshots", "failed", ["node1"], r"node1:/tmp/looked_init_iter_8\.caffemodel: is a symbolic link"
     ),
     "another user's file under a snapshot's name": (
         lambda on: on.do("node1", "install", "-onobody", "/dev/null", "/tmp/looked_last_iter_4.solverstate"),

@@ -107,5 +107,5 @@ def test_the_published_lines_are_driven_through_by_run(make_cluster: Callable[..
     assert list(state.finished) == list(PHASES)
     assert state.attempts == dict.fromkeys(PHASES, 1)
     assert state.outputs == {"loss": 0.942313, "loss3/top-1": 0.762781, "loss3/top-5": 0.931862}
-    assert "loss3/top-1: 76.28 % (reported: 76.3 %)" in done.stdout
+    assert "loss3/top-1: 76.28% (reported: 76.3%)" in done.stdout
     assert cluster.leftovers() == {}

@@ -69,7 +69,7 @@ def test_a_batch_larger_than_the_training_set_is_refused(recipe: Recipe) -> None
     assert estimate_recipe(recipe, [given_pace(6303)], shape=Shape(20_018, 2, 32)).epochs > 71
 
 
-def test_staging_takes_the_quickest_way_and_names_the_other(recipe: Recipe) -> None:
+def test_staging_takes_the_fastest_method_and_names_the_other(recipe: Recipe) -> None:
     slow, fast = CopyRates(), CopyRates(link=12.5e9, shared=2e12, disk=5e9)
     ways = [estimate_recipe(recipe, [given_pace(1)], rates=rates).staging for rates in (slow, fast)]
     assert [[way.how for way in each] for each in ways] == [["chain", "copy"], ["copy", "chain"]]

@@ -58,12 +58,12 @@ def efficiency(table: Table, nodes: int, batch: int) -> float:
 def test_the_reference_is_one_node_as_the_paper_s_efficiencies_have_it() -> None:
     assert efficiency(TABLE_V, 256, 32) == pytest.approx(0.97)
     assert efficiency(TABLE_VI, 256, 32) == pytest.approx(0.9)
-    # "above 81% when going from 1 to 1536 KNL nodes", from 256 to 1024 81 % with 16 images and 88 % with 32.
+    # "above 81% when going from 1 to 1536 KNL nodes", from 256 to 1024 81% with 16 images and 88% with 32.
     assert 0.81 < efficiency(TABLE_V, 1536, 32) < 0.82
     weak = [efficiency(TABLE_V, 1024, batch) / efficiency(TABLE_V, 256, batch) for batch in (16, 32)]
     assert weak == pytest.approx([0.81, 0.88], abs=0.015)
     reference = find_throughput(TABLE_V, 512, 16).scaling.reference
-    assert reference == '60.6 images/s with 32 images per node, derived from "above 97 %" at 256 nodes'
+    assert reference == '60.6 images/s with 32 images per node, derived from "above 97%" at 256 nodes'
 
 
 @pytest.mark.parametrize("table", [TABLE_V, TABLE_VI])

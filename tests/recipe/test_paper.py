@@ -57,7 +57,7 @@ PRINTED: dict[str, Printed] = {
     "paper-t9-65536-128n": (65536, 128, 2100, 107, 73.94, 91.75, None),
 }
 
-# What the paper prints, and what the recipe makes of it, wherever they are more than 1 % apart,
+# What the paper prints, and what the recipe makes of it, wherever they are more than 1% apart,
 # or no epochs that round to the printed ones.
 DIFFERENCES: dict[str, dict[str, tuple[float, float]]] = {
     "stampede2-64n-72ep": {"minutes": (240, 244.9)},
@@ -75,7 +75,7 @@ DIFFERENCES: dict[str, dict[str, tuple[float, float]]] = {
     "paper-t9-32768-1024n": {"epochs": (100, 102.3)},
     "paper-f4-4096-120ep": {"epochs": (120, 139.0)},
 }
-# Keys, by family and by recipe, that are not numbers, not of the run, or less than 1 % apart.
+# Keys, by family and by recipe, that are not numbers, not of the run, or less than 1% apart.
 CAFFE_CANNOT = ["net.fillers", "data.scale", "nets.train_val.random_aspect_ratio"]
 OTHERS = {
     "paper-marenostrum4": ["data.test.shorter_side_px", "cluster.batch_per_rank"],

@@ -218,7 +218,7 @@ def test_a_recipe_s_misspelt_file_is_compared_with_those_beside_it(tmp_path: Pat
     (tmp_path / "mine.yaml").touch()
     with pytest.raises(RecipeError, match=r"No such file or directory; did you mean 'mine\.yaml'\?"):
         load_recipe(tmp_path / "mine.yml")
-    with pytest.raises(RecipeError, match=r"give the path of a recipe's YAML"):
+    with pytest.raises(RecipeError, match=r"give the path to a recipe's YAML"):
         load_recipe(tmp_path / "quite_other.yaml")
 
 

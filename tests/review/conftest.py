@@ -1,4 +1,4 @@
-"""Fixtures for the tests of lint's rules on chains: solvers that differ from a good one."""
+"""Fixtures for the tests of lint's rules for chains: solvers that differ from a good one."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_branch_starts_from_its_phase_and_each_end_is_evaluated(branched: Plac
     assert state.evaluations == {"side": OUTPUTS, "last": OUTPUTS}
     output = branched.output.getvalue()
     assert f"evaluating {KEPT}/side_iter_4.caffemodel" in output
-    assert "side: loss: 0.25, loss3/top-1: 75.00 %, loss3/top-5: 93.75 %" in output
+    assert "side: loss: 0.25, loss3/top-1: 75.00%, loss3/top-5: 93.75%" in output
     assert output.splitlines()[-2:] == [
         f"model: {KEPT}/{name}_iter_4.caffemodel" for name in ("side", "small_last")
     ]
@@ -107,7 +107,7 @@ def test_attach_and_status_show_the_end_of_each_branch(branched: Place) -> None:
     branched.output.truncate(0)
     attach("small", AttachOptions(str(branched.root)), reporter)
     output = branched.output.getvalue()
-    assert "last: loss: 0.25, loss3/top-1: 75.00 %" in output
+    assert "last: loss: 0.25, loss3/top-1: 75.00%" in output
     status = find_status("small", StatusOptions(str(branched.root)))
     assert status.state == "finished"
     assert "side: loss: 0.25" in summarize_status(status)

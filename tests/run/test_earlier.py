@@ -47,7 +47,7 @@ def test_the_journal_of_an_earlier_version_is_shown_with_the_lines_of_this_one(b
         attach("small", AttachOptions(str(begun.root)), reporter, env)
     assert output.getvalue().splitlines() == [
         "runs/small-1: log and state of this run; process 6676 on login1",
-        "placed 5 prototxts in prototxt/small",
+        "wrote 5 prototxts to prototxt/small",
         "staged 537 kB to /scratch/caffe/tmp/train_lmdb on localhost",
         "init: 8 iterations from the nets' fillers",
         f"init: finished in 0 s, 6,808 images/s; {INIT}",

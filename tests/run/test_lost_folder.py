@@ -26,7 +26,7 @@ def test_a_run_whose_folder_is_moved_fails_and_resumes_once_it_is_back(
     folder.rename(aside)
     stdout, stderr = run.communicate(timeout=600)
     assert (run.returncode, stderr.splitlines()[-1]) == (3, f"Error: {MESSAGE}")
-    assert "trying again" not in stdout
+    assert "retrying" not in stdout
     assert not folder.exists(), "nothing is made in its place"
     place.wait_for_no_process()
     aside.rename(folder)

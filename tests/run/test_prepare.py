@@ -227,7 +227,7 @@ def test_a_prototxt_cleared_away_while_the_run_lives_is_placed_again(place: Plac
     (place.root / "release").touch()
     stdout, stderr = run.communicate(timeout=600)
     assert run.returncode == 0, stderr
-    assert "placed 1 prototxt in prototxt/small" in stdout
+    assert "wrote 1 prototxt to prototxt/small" in stdout
     assert place.trained() == ["init", "cyc1", "last"]
 
 

@@ -186,7 +186,7 @@ def test_records_are_staged_and_cleaned_by_the_functions_of_the_command(
         )
         assert placed == (StagedHost("localhost", outcome),)
     assert (
-        f"{site.root}/hostfile: names 1 of the 4 hosts that a run needs; add the others before"
+        f"{site.root}/hostfile: lists 1 of the 4 hosts that a run needs; add the others before"
         in " ".join(messages)
     )
     train = site.root / "node/a/train"

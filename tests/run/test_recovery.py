@@ -41,7 +41,7 @@ def test_a_failed_launch_is_tried_again_so_often(place: Place) -> None:
     with pytest.raises(RunFailed, match=r"phase init: failed: .*; log: .*/init-3.log; after 2 retries"):
         place.run(policy=Policy("retry", retries=2))
     assert events(place) == ["launched", "failed", "retrying"] * 2 + ["launched", "failed"]
-    assert "trying again (2 of 2)" in place.output.getvalue()
+    assert "retrying (2 of 2)" in place.output.getvalue()
     place.behave()
     place.run()
     assert place.trained() == ["init"] * 4 + ["cyc1", "last"]

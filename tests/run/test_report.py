@@ -165,8 +165,8 @@ def test_accuracy_stands_beside_what_the_source_reports() -> None:
     outputs = {"loss": 0.942313, "loss3/top-1": 0.762781, "loss3/top-5": 0.931862}
     assert describe_accuracy(load_recipe("stampede2-64n-72ep").reported, outputs) == [
         "loss: 0.9423",
-        "loss3/top-1: 76.28 % (reported: 76.3 %)",
-        "loss3/top-5: 93.19 % (reported: 93.2 %)",
+        "loss3/top-1: 76.28% (reported: 76.3%)",
+        "loss3/top-5: 93.19% (reported: 93.2%)",
     ]
 
 

@@ -38,7 +38,7 @@ def test_a_run_prints_its_steps_and_ends_with_a_table(place: Place) -> None:
     assert table[0].split() == ["phase", "iterations", "epochs", "time", "images/s", "loss"]
     assert table[1].split()[:3] == ["init", "8", "4.00"]
     assert table[4].split()[:3] == ["all", "18", "9.00"]
-    assert "loss3/top-1: 75.00 % (reported: 76.3 %)" in table
+    assert "loss3/top-1: 75.00% (reported: 76.3%)" in table
     assert table[-1] == "model: runs/small-1/snapshots/small_last_iter_4.caffemodel"
 
 
@@ -98,7 +98,7 @@ def test_an_emptied_journal_does_not_train_over_what_is_finished(place: Place) -
     (place.root / "runs/small-1/journal.jsonl").write_text("")
     with pytest.raises(InputError, match="is empty, but the run has snapshots"):
         place.run()
-    assert "loss3/top-1: 75.00 %" in place.output.getvalue()
+    assert "loss3/top-1: 75.00%" in place.output.getvalue()
 
 
 def test_new_starts_another_run_and_leaves_the_first_as_it_was(place: Place) -> None:

@@ -88,7 +88,7 @@ def test_in_a_job_an_outdated_hostfile_is_ignored_and_its_foreign_hosts_are_name
     (place.root / "hostfile").write_text("c401-002\nc401-003\nc401-004\n")
     found = find_hosts(place.root, None)
     assert found.names == ("c401-001", "c401-002")
-    outside = "names hosts outside this Slurm job: c401-[003-004]"
+    outside = "lists hosts outside this Slurm job: c401-[003-004]"
     assert found.stale == f"{place.root / 'hostfile'} {outside}; using the job's hosts"
     with pytest.raises(InputError, match=re.escape(f"{outside}; leave out --hostfile")):
         find_hosts(place.root, place.root / "hostfile")
@@ -97,7 +97,7 @@ def test_in_a_job_an_outdated_hostfile_is_ignored_and_its_foreign_hosts_are_name
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("localhost\n", "hostfile names hosts outside this Slurm job: localhost; using the job's hosts"),
+        ("localhost\n", "hostfile lists hosts outside this Slurm job: localhost; using the job's hosts"),
         ("c401-002\n", "hostfile names 1 host, but 2 are needed; using the job's hosts"),
         ("c401-001 slots=2\n", "hostfile:1: 'c401-001 slots=2' is not a host; using the job's hosts"),
     ],
@@ -116,7 +116,7 @@ def test_the_run_reports_a_hostfile_that_it_ignores(place: Place, monkeypatch: p
     monkeypatch.setenv("SLURM_JOB_NODELIST", "localhost")
     (place.root / "hostfile").write_text("c401-003\n")
     assert place.run().outputs
-    assert place.output.getvalue().count("names hosts outside this Slurm job: c401-003") == 1
+    assert place.output.getvalue().count("lists hosts outside this Slurm job: c401-003") == 1
 
 
 def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(

@@ -49,7 +49,7 @@ def fail_if_asked(number: int) -> Iterable[Job]:
 
 
 def away(number: int) -> Iterable[Job]:
-    raise SchedulerAway("login", "gives no answer", "ask again later")
+    raise SchedulerAway("login", "does not respond", "ask again later")
 
 
 def answer(state: State) -> list[Job]:
@@ -126,7 +126,7 @@ class EarlierJob:
         )
 
 
-AWAY = SchedulerAway("c1", "gives no answer", "ask again later")
+AWAY = SchedulerAway("c1", "does not respond", "ask again later")
 NO_COMMAND = NoCommand("c1", "scontrol not found on its PATH", "")
 
 
@@ -134,7 +134,7 @@ NO_COMMAND = NoCommand("c1", "scontrol not found on its PATH", "")
     ("answers", "expected"),
     [
         ((State.COMPLETED,), []),
-        ((AWAY, AWAY, State.COMPLETED), ["c1: gives no answer"]),
+        ((AWAY, AWAY, State.COMPLETED), ["c1: does not respond"]),
         ((State.COMPLETING, AWAY, State.COMPLETING, State.CANCELLED), ["job 11 is COMPLETING"]),
     ],
 )
@@ -225,7 +225,7 @@ STARTED = "Slurm has just started and is waiting for its nodes"
 
 
 class Slurm:
-    """A Slurm that gives no answer to some queries, and then answers others as if just started."""
+    """A Slurm that does not respond to some queries, and then answers others as if just started."""
 
     def __init__(self, away: float, young: int = 0) -> None:
         self.away, self.young, self.asked, self.paused_s = away, young, 0, 0.0
@@ -234,7 +234,7 @@ class Slurm:
     def is_ready(self, number: int) -> bool:
         self.asked += 1
         if self.asked <= self.away:
-            raise SchedulerAway("c1", "gives no answer", "ask again later")
+            raise SchedulerAway("c1", "does not respond", "ask again later")
         return self.asked > self.away + self.young
 
     def pause(self, seconds: float) -> None:
@@ -248,7 +248,7 @@ class Slurm:
     ("away", "young", "expected"),
     [
         (0, 0, []),
-        (3, 2, ["c1: gives no answer; waiting for Slurm, which starts the ranks", "Slurm answers"]),
+        (3, 2, ["c1: does not respond; waiting for Slurm, which starts the ranks", "Slurm answers"]),
         (
             0,
             2,
@@ -328,7 +328,7 @@ def test_a_job_at_its_time_limit_is_requeued(scontrol: Scontrol, time: TimeOver)
     scontrol("exit 0")
     assert requeue_job(time, 10, messages.append, lambda seconds: False) == 138
     assert scontrol("") == ["scontrol requeue 12"]
-    assert messages == ["the time limit is near; job 12 is requeued to resume (restart 3 of 10)"]
+    assert messages == ["the time limit is near; requeueing job 12 to resume (restart 3 of 10)"]
 
 
 @pytest.mark.parametrize(
@@ -337,9 +337,9 @@ def test_a_job_at_its_time_limit_is_requeued(scontrol: Scontrol, time: TimeOver)
         (
             over(3),
             3,
-            "job 12: is at its time limit, and was already requeued 3 times; submit it again to resume",
+            "job 12: is near its time limit, and was already requeued 3 times; submit it again to resume",
         ),
-        (over(0), 0, "job 12: is at its time limit, and was already requeued 0 times"),
+        (over(0), 0, "job 12: is near its time limit, and was already requeued 0 times"),
         (
             over(0, 4.6),
             10,

@@ -159,5 +159,5 @@ def test_fewer_hosts_than_the_recipes_are_staged_and_that_is_reported(tmp_path: 
     options, messages = StageOptions(tmp_path, lmdb_source=write_lmdb(tmp_path / "lmdb")), list[str]()
     with pytest.raises(HostFailed, match="c1: is none"):
         stage_recipe(load_recipe("stampede2-64n-72ep"), options, Unreached(), messages.append)
-    message = f"{tmp_path}/hostfile: names 2 of the 64 hosts that a run needs"
+    message = f"{tmp_path}/hostfile: lists 2 of the 64 hosts that a run needs"
     assert messages == [f"{message}; add the others before you start a run"]

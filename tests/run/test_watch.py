@@ -356,7 +356,7 @@ def test_an_accuracy_at_chance_in_two_tests_after_an_epoch_is_reported() -> None
         return read_log(texts)
 
     assert find_guessing(tested("0.1", "0.1", "0.11"), 10, 20) == (
-        "the accuracy is 11 % after an epoch, no better than guessing among 10 classes; "
+        "the accuracy is 11% after an epoch, no better than guessing among 10 classes; "
         "check labels, base_lr and mean"
     )
     assert find_guessing(tested("0.1", "0.1"), 10, 20) is None, "one test is luck"

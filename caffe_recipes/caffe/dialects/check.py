@@ -146,7 +146,7 @@ TITLES: Mapping[str, str] = {
     "nvcaffe": "nvcaffe",
 }
 
-_FILE_REFUSED = "it stops when it reads the file, with exit code 134"
+_FILE_REFUSED = "it aborts when it reads the file, with exit code 134"
 _UNKNOWN_POLICY = "Unknown learning rate policy"
 _WARMUPS = ("warmup_iter", "rampup_interval")
 _GIVEN_AS_NUMBER = re.compile(r"(?:\w++\s*+:?\s*+\[?\s*+)?-?\s*+\d")
@@ -316,13 +316,13 @@ def _check_string(
         write = (
             f"{hint} is similar" if hint else _nearest(word, dialect.layer_types, layer_type_dialects(word))
         )
-        effect = f"it stops when it creates the net: Unknown layer type: {word}"
+        effect = f"it aborts when it creates the net: Unknown layer type: {word}"
         yield DialectDifference(
             "dialect-layer-type", path, word, f"{title} has no layer type '{word}'", effect, write
         )
     elif (owner, field.name) == ("SolverParameter", "type") and word not in dialect.solver_types:
         write = _nearest(word, dialect.solver_types, solver_type_dialects(word))
-        effect = f"it stops when it starts: Unknown solver type: {word}"
+        effect = f"it aborts when it starts: Unknown solver type: {word}"
         what = f"{title} has no solver type '{word}'"
         yield DialectDifference("dialect-solver-type", path, word, what, effect, write)
     elif (owner, field.name) == ("SolverParameter", "lr_policy") and word not in dialect.lr_policies:
@@ -342,7 +342,7 @@ def _describe_policy_failure(solver: Message, dialect: Dialect) -> str:
     warmup = max((getattr(solver, name, 0) for name in fields), default=0)
     if warmup > 0:
         return f"it trains through the warm-up and stops only at iteration {warmup}: {_UNKNOWN_POLICY}"
-    return f"it stops at its first iteration: {_UNKNOWN_POLICY}"
+    return f"it aborts at its first iteration: {_UNKNOWN_POLICY}"
 
 
 def _nearest(word: str, known: frozenset[str], others: tuple[str, ...]) -> str:

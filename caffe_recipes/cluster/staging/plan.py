@@ -1,4 +1,4 @@
-"""Plan staging: which hosts lack files, how long each way would take, and which way to use.
+"""Plan staging: which hosts lack files, how long each method would take, and which to use.
 
 The plan is a value computed from the states of the hosts. The cost model is simple, and its results are
 printed, to explain the choice.
@@ -36,7 +36,7 @@ class CopyRates:
 
 @dataclass(frozen=True)
 class Option:
-    """A way of staging, with its estimated time; `why` explains the estimate, or why it is not available."""
+    """A staging method, with its estimated time; `why` explains the estimate, or why it is not available."""
 
     how: How
     why: str
@@ -177,7 +177,7 @@ def plan_chain(
 
 
 def render_plan(plan: StagingPlan) -> list[str]:
-    """Return the plan as lines of text, one per way."""
+    """Return the plan as lines of text, one per method."""
     lines = [f"{host}: {reason}" for host, reason in plan.refused]
     if plan.how is None:
         rest = f"{len(plan.refused)} cannot be staged to" if plan.refused else "nothing to send"
@@ -216,7 +216,7 @@ def _refusal(state: NodeState, files: FileSet) -> str:
 def _estimate_ways(
     missing: Sequence[NodeState], size_bytes: int, rates: CopyRates, unavailable: Mapping[How, str]
 ) -> tuple[Option, ...]:
-    """Return every way with its estimated seconds; `unavailable` holds the others, with reasons."""
+    """Return every method with its estimated seconds; `unavailable` holds the others, with reasons."""
     count, link, shared = len(missing), describe_bytes(rates.link), describe_bytes(rates.shared)
     times = "once" if count == 1 else f"{count} times"
     seconds: dict[How, float] = {
@@ -241,7 +241,7 @@ def _estimate_ways(
 
 
 def _choose_way(options: Sequence[Option], how: How | None) -> How:
-    """Return the requested way, or the fastest. Raises InputError or ClusterError if it is not available."""
+    """Return the requested method, or the fastest. Raises InputError or ClusterError if it is unavailable."""
     if how is not None:
         requested = next(option for option in options if option.how == how)
         if requested.seconds is None:

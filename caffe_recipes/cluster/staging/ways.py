@@ -1,4 +1,4 @@
-"""The ways to send files to nodes; each fills a reserved part, verifies it, and gives it its final name.
+"""The methods to send files to nodes; each fills a reserved part, verifies it, and gives it its final name.
 
 `copy`, `ssh` and `sbcast` are simple commands. For `chain`, the cluster's launcher starts the relay on all
 hosts, and this module monitors and ends it. `sbcast` and `chain` send one file to all hosts: that of an LMDB.

@@ -119,14 +119,14 @@ def _mark_source(pace: Pace, sources: Sequence[str]) -> str:
 
 
 def _explain_efficiency(estimates: Sequence[Estimate]) -> str:
-    """Return what 100 % is: the speed of one node alone, which is known if all rows have its images."""
+    """Return what 100% is: the speed of one node alone, which is known if all rows have its images."""
     first, scaling = estimates[0], estimates[0].pace.scaling
     alone = ""
     if scaling and len({each.shape.batch_per_node for each in estimates}) == 1:
         speed = write_number(first.pace.images_per_s / first.shape.nodes / scaling.efficiency, 1)
         alone = f", here {speed} images/s with {describe_count(first.shape.batch_per_node, 'image')}"
     table = f"; in the paper's table {scaling.reference}" if scaling else ""
-    return f"efficiency: 100 % is the speed of one node alone with as many images per node{alone}{table}"
+    return f"efficiency: 100% is the speed of one node alone with as many images per node{alone}{table}"
 
 
 def _explain_batches(estimates: Sequence[Estimate]) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _costs(estimate: Estimate) -> Iterator[tuple[str, str]]:
         one, in_all, rate = map(
             describe_binary, (traffic.each_way_bytes, traffic.all_bytes, traffic.bytes_per_s)
         )
-        yield "traffic", f"{one} each way per rank and iteration: {in_all} over all ranks, {rate}/s"
+        yield "traffic", f"{one} each way per rank per iteration: {in_all} over all ranks, {rate}/s"
 
 
 def _node_unit(node_hours: float) -> Unit:
@@ -202,7 +202,7 @@ def _sweep_row(each: Estimate, unit: Unit, cost: Unit) -> tuple[str, ...]:
         f"{each.shape.batch_per_rank:,}",
         f"{each.shape.global_batch:,}",
         write_number(each.pace.images_per_s),
-        f"{100 * scaling.efficiency:.0f} %" if scaling else "",
+        f"{100 * scaling.efficiency:.0f}%" if scaling else "",
         SECONDS.write(each.epoch_s),
         unit.write(each.duration.training_s),
         unit.write(each.total_s),
@@ -238,12 +238,12 @@ def _clock(time: datetime) -> str:
 
 
 _TABLES = ("II", "III", "IV", "VII", "IX")
-TARGETS = tuple((f"{percent:g} %", epochs) for percent, epochs in EPOCHS_TO_ACCURACY.items())
+TARGETS = tuple((f"{percent:g}%", epochs) for percent, epochs in EPOCHS_TO_ACCURACY.items())
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A number from the paper and ours, with a remark if they differ by more than 1 %."""
+    """A number from the paper and ours, with a remark if they differ by more than 1%."""
 
     table: str
     row: int
@@ -373,9 +373,9 @@ _EPOCHS = "s/epoch is for the paper's epoch of 1.28 million images; epochs are c
 _TITLES = {
     "Table VI": "seconds per epoch of 1.28 million images, from its throughput",
     "Table II": "Stampede2, minutes by iterations, from Table V",
-    "Table III": "Stampede2 to 74 %, minutes by iterations, from Table V",
+    "Table III": "Stampede2 to 74%, minutes by iterations, from Table V",
     "Table IV": "Stampede2, fastest, minutes by iterations, from Table V",
-    "Table VII": "MareNostrum 4 to 74 %, minutes by iterations, from Table VI",
+    "Table VII": "MareNostrum 4 to 74%, minutes by iterations, from Table VI",
     "Table IX": "very large batches, minutes by iterations, from Table V; row 5 is VLAB's and has no time",
     "Table XII": "Stampede2, minutes to an accuracy: 48, 64 and 78 epochs, from Table V",
     "Table XIII": "MareNostrum 4, minutes to an accuracy: 48, 64 and 78 epochs, from Table VI",

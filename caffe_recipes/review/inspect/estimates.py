@@ -257,7 +257,7 @@ def _lines(log: Path) -> Iterator[str]:
         with io.TextIOWrapper(open_file(log), "utf-8", errors="replace") as file:
             yield from iter(lambda: file.readline(LONGEST_LINE_BYTES), "")
     except OSError as error:
-        raise InputError(log, f"cannot be read: {error.strerror}", "give the path of Caffe's log") from None
+        raise InputError(log, f"cannot be read: {error.strerror}", "give the path to Caffe's log") from None
 
 
 _FASTER = 1.002  # a smaller factor may come from rounding of the measured speeds

@@ -1,6 +1,6 @@
 """Plot schedules with matplotlib: learning rate and weight decay over epochs or iterations.
 
-Line styles distinguish schedules even without colour; jumps of more than 1 % are labelled with both rates.
+Line styles distinguish schedules even without colour; jumps of more than 1% are labelled with both rates.
 The part of a phase after the snapshot that the next phase starts from is a thin line. Branches have their own
 lanes. Labels overlap neither each other nor the lines. The files are the same, byte for byte, on any machine.
 """

@@ -131,7 +131,7 @@ def horovod_lines(recipe: AnyRecipe) -> Iterator[str]:
         )
     if found.images_per_s_if_linear and run.linear_share:
         yield (
-            f"{found.images_per_s:,g} images/s are {100 * run.linear_share:g} % of linear, "
+            f"{found.images_per_s:,g} images/s are {100 * run.linear_share:g}% of linear, "
             f"{found.images_per_s_if_linear:,.0f}: {found.images_per_s_per_node:.1f} per node, against "
             f"{found.images_per_s_if_linear / cluster.nodes:.1f} on one node alone"
         )
@@ -432,8 +432,8 @@ def _format_reported(reported: Reported, before: str) -> str:
         (reported.images_per_s_per_node, "{:g} images/s per node"),
         (reported.minutes, "about {:g} minutes"),
         (reported.loss, "loss {:g}"),
-        (reported.top1_percent, "top-1 {:g} %"),
-        (reported.top5_percent, "top-5 {:g} %"),
+        (reported.top1_percent, "top-1 {:g}%"),
+        (reported.top5_percent, "top-5 {:g}%"),
     )
     parts = [text.format(value) for value, text in texts if value is not None]
     return before + ", ".join(parts) if parts else ""

@@ -219,9 +219,9 @@ def _check_type(layer: pb.LayerParameter, net: LoadedNet) -> None:
         return
     where = net.where(layer)
     if not layer.type:
-        raise PrototxtError(where, f"layer '{layer.name}' has no type", "Caffe stops; set a type")
+        raise PrototxtError(where, f"layer '{layer.name}' has no type", "Caffe aborts; set a type")
     near = nearest_layer_type(layer.type)
-    hint = f"did you mean '{near}'?" if near else "Caffe stops with `Unknown layer type`"
+    hint = f"did you mean '{near}'?" if near else "Caffe aborts with `Unknown layer type`"
     raise PrototxtError(where, f"layer '{layer.name}' has the unknown type '{layer.type}'", hint)
 
 

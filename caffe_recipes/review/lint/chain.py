@@ -344,7 +344,7 @@ def find_writer(links: Sequence[Link], name: str) -> int | None:
 
 
 def batch_per_rank(link: Link) -> int | None:
-    """Return the images per rank and iteration, over all iter_size passes; None if unknown."""
+    """Return the images per rank per iteration, over all iter_size passes; None if unknown."""
     for layer in link.data_layers:
         if size := batch_size(layer):
             return size * max(link.solver.message.iter_size, 1)

@@ -1,4 +1,4 @@
-"""Rules on a chain: jumps of the rate between phases, and the weight decay of a collapse.
+"""Rules for chains: jumps in the rate between phases, and the weight decay of a collapse.
 
 Weights that are passed from one net to the next by layer name: which fit, and which are missing.
 
@@ -65,7 +65,7 @@ _ROUNDING = 0.01
 
 
 def check_joins(chain: Chain) -> Iterator[Finding]:
-    """Find jumps of the rate between phases, and a collapse whose weight decay is not doubled."""
+    """Find jumps in the rate between phases, and a collapse whose weight decay is not doubled."""
     starts = plan_starts(chain)
     for link, start in zip(chain.links, starts, strict=True):
         if start is not None:
@@ -104,14 +104,14 @@ _DROPS = "the momentum history also starts at 0 here, so the first updates are s
 @chain_rule(
     "resume-jump",
     "note",
-    "a rate that jumps by more than 2 % where a phase resumes from a solverstate",
-    write="nothing to change if the jump is intended",
+    "a rate that jumps by more than 2% where a phase resumes from a solverstate",
+    write="no change needed if the jump is intended",
     values=("before", "after", "iteration"),
 )
 @chain_rule(
     "join-jump",
     "warning",
-    "a rate that jumps by more than 2 % from one phase to the next",
+    "a rate that jumps by more than 2% from one phase to the next",
     effect=_RISES,
     values=("before", "after", "iteration"),
     explanation=Explanation(
@@ -251,7 +251,7 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
     "error",
     "a deploy net whose layers do not fit the weights of its train_val net",
     what="layer '{name}' does not fit the weights of {trained}: {misfit}",
-    effect="Caffe stops with `Cannot copy param 0 weights from layer '{name}'; shape mismatch`",
+    effect="Caffe aborts with `Cannot copy param 0 weights from layer '{name}'; shape mismatch`",
     write="the layer as in {trained}",
 )
 def _check_deploy(
@@ -342,7 +342,7 @@ def _learned_of_link(link: Link) -> _Learned | None:
 @handover_rule(
     "handover-misfit",
     "error",
-    "a layer whose weights have a different shape in the phase that it starts from",
+    "a layer whose weights have a different shape in the net of the previous phase",
     write="use the same shape in both nets, or another layer name to initialize it from its fillers",
     values=("count",),
 )
@@ -352,9 +352,9 @@ def _check_misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
         (first, misfit), *others = unfit.items()
         more = f"; neither do {show_names([name for name, _ in others])}" if others else ""
         what = f"layer '{first}' of {link.name} does not fit the weights of {before.name}: {misfit}{more}"
-        effect = f"Caffe stops with `Cannot copy param 0 weights from layer '{first}'; shape mismatch`"
+        effect = f"Caffe aborts with `Cannot copy param 0 weights from layer '{first}'; shape mismatch`"
         if "blob" in misfit:
-            effect = f"Caffe stops with `Incompatible number of blobs for layer {first}`"
+            effect = f"Caffe aborts with `Incompatible number of blobs for layer {first}`"
         yield finding(
             "handover-misfit", _layer_place(net, first), what, link.name, effect=effect, count=len(unfit)
         )
@@ -363,7 +363,7 @@ def _check_misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
 @handover_rule(
     "handover-missing",
     "warning",
-    "a layer with weights that is missing in the phase that it starts from",
+    "a layer with weights that is missing from the net of the previous phase",
     what="{names} of {phase} {verb} not in the net of {previous}",
     effect="{they_start} from the fillers, as if untrained, and Caffe prints no warning",
     values=("count",),
@@ -379,7 +379,7 @@ def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
             "handover-missing",
             _layer_place(net, new[0]),
             phase=link.name,
-            write=f'name: "{near}", as in {before.name}' if near else "nothing to change if intended",
+            write=f'name: "{near}", as in {before.name}' if near else "no change needed if this is intended",
             count=len(new),
             names=_name_layers(new),
             verb=verb,
@@ -391,7 +391,7 @@ def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
 @handover_rule(
     "handover-unused",
     "note",
-    "a trained layer that is missing in the next phase's net",
+    "a trained layer that is missing from the next phase's net",
     what="{names} of {previous} {verb} not in the net of {phase}",
     effect="Caffe prints `Ignoring source layer {first}` and drops its weights",
     write="use the same layer names in both nets to keep the weights",
@@ -456,7 +456,7 @@ _SETTINGS = (
         lambda solver: (
             pb.SolverParameter.SolverMode.Name(solver.solver_mode) if solver.HasField("solver_mode") else None
         ),
-        "one of the two does not match the machine: a CPU-only build stops at solver_mode: GPU",
+        "one of the two does not match the machine: a CPU-only build aborts at solver_mode: GPU",
     ),
 )
 
@@ -513,7 +513,7 @@ def _check_settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     "batch-changes",
     "warning",
     "an iter_size or batch_size that differs from the previous phase while the rate does not",
-    what="{phase} uses {after} images per rank and update, but {previous} {before}, at the same rate",
+    what="{phase} uses {after} images per rank per update, but {previous} {before}, at the same rate",
     effect="the rate was chosen for another batch size, and the same iterations make a different number of "
     "epochs",
     write="a rate {ratio:.3g} times as high, or {field} as in {previous}",
@@ -589,7 +589,7 @@ def _check_weight_decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding
     shown = f"{new:.4g}" if is_given else "not set (default 0)"
     effect = "the weights shrink or grow to a new equilibrium, which changes the effective rate"
     if not new:
-        effect = "the weights are no longer decayed: they grow, and the rate has less and less effect"
+        effect = "the weights no longer decay: they grow, and the rate has less and less effect"
     yield link_finding(
         "weight-decay-changes",
         link,
@@ -786,7 +786,7 @@ def check_steps(chain: Chain) -> Iterator[Finding]:
                 "no-test-net",
                 net.path,
                 what,
-                effect=f"Caffe stops with {_UNKNOWN_BLOB}",
+                effect=f"Caffe aborts with {_UNKNOWN_BLOB}",
                 write="add a data layer with include { phase: TEST }",
             )
     if chain.is_whole and not chain.tested and last.net and not _can_be_tested(last, last.net):
@@ -809,10 +809,10 @@ def _has_test_nets(solver: pb.SolverParameter) -> bool:
     "warning",
     "no solver_mode: the default is GPU",
     what="solver_mode is not set, and the default is GPU",
-    effect="a build without GPUs stops with `Cannot use GPU in CPU-only Caffe`",
+    effect="a build without GPUs aborts with `Cannot use GPU in CPU-only Caffe`",
     write="solver_mode: CPU",
     explanation=Explanation(
-        "Caffe's default is GPU, and a CPU-only build stops. Not reported for dialects that are built "
+        "Caffe's default is GPU, and a CPU-only build aborts. Not reported for dialects that are built "
         "for GPUs (--dialect bvlc).",
         "Set solver_mode: CPU.",
     ),
@@ -828,9 +828,9 @@ def _has_test_nets(solver: pb.SolverParameter) -> bool:
 @path_rule(
     "test-iter-alone",
     "error",
-    "a test_iter without test_interval: Caffe stops",
+    "a test_iter without test_interval: Caffe aborts",
     what="test_iter without test_interval",
-    effect="Caffe stops with `Check failed: param_.test_interval() > 0`",
+    effect="Caffe aborts with `Check failed: param_.test_interval() > 0`",
     write="test_interval: the number of iterations between tests",
 )
 def _check_solver_fields(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
@@ -848,7 +848,7 @@ def _check_solver_fields(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
     "error",
     "a net without a data layer for TRAIN",
     what="{net} has no data layer for TRAIN{state}",
-    effect=f"Caffe stops with {_UNKNOWN_BLOB}",
+    effect=f"Caffe aborts with {_UNKNOWN_BLOB}",
     write="add a data layer with include {{ phase: TRAIN }}",
 )
 def _check_data_layers(link: Link) -> Iterator[Finding]:
@@ -890,9 +890,9 @@ def _missing_test_data(link: Link, net: Net, state: pb.NetState) -> Finding:
         solver.where(field),
         what,
         link.name,
-        effect=f"Caffe stops with {_UNKNOWN_BLOB}"
+        effect=f"Caffe aborts with {_UNKNOWN_BLOB}"
         if tests
-        else f"it never tests; with test_iter, it would stop with {_UNKNOWN_BLOB}",
+        else f"it never tests; with test_iter, it would abort with {_UNKNOWN_BLOB}",
         write="add a data layer with include { phase: TEST }, or remove test_iter and test_interval",
     )
 

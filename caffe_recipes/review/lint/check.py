@@ -178,7 +178,7 @@ def explain_rule(name: str, width: int | None = None) -> list[str]:
     weights-missing: an error
     problem  a later phase that starts without weights
     checks   a chain of solvers, and the weights that each starts from
-    effect   it starts from the net's fillers, so what the earlier phases have learned is lost
+    effect   it starts from the net's fillers, so what the earlier phases learned is lost
     help     --weights=<folder><final>
     fix      by hand
     exit     1, unless accepted or with --fail-on never

@@ -1,8 +1,8 @@
-"""Rules on data layers: the source, number and order of records.
+"""Rules for data layers: the source, number and order of records.
 
-Rules on `transform_param`: resizing, cropping, mirroring, means.
+Rules for `transform_param`: resizing, cropping, mirroring, means.
 
-Rules on outputs and labels: what losses and accuracies are computed from.
+Rules for outputs and labels: what losses and accuracies are computed from.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_data(view: NetView) -> Iterator[Finding]:
     "warning",
     "data layers of TRAIN that differ in batch_size",
     what="{layer} has batch_size {size}, but {other} has {batch_size}",
-    effect="with MLSL Caffe stops, because it allows only one global batch size; without MLSL, "
+    effect="with MLSL Caffe aborts, because it allows only one global batch size; without MLSL, "
     "images and labels no longer match",
     write="batch_size: {batch_size}",
 )
@@ -93,15 +93,15 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     "error",
     "a data layer without batch_size",
     what="{layer} has no batch_size",
-    effect="Caffe stops: a positive batch size is required",
-    write="{block} {{ batch_size: 32 }}: images per rank and iteration",
+    effect="Caffe aborts: a positive batch size is required",
+    write="{block} {{ batch_size: 32 }}: images per rank per iteration",
 )
 @data_rule(
     "no-source",
     "error",
     "a data layer without source",
     what="{layer} has no source",
-    effect="Caffe stops, because it has no source to open",
+    effect="Caffe aborts, because it has no source to open",
     write='{block} {{ source: "path" }}',
 )
 def _check_required_fields(
@@ -118,7 +118,7 @@ def _check_required_fields(
     "warning",
     "backend LEVELDB, set or by default, for a source named like an LMDB",
     what="{layer} {written}, but its source is '{source}'",
-    effect="if it is an LMDB, Caffe stops: Failed to open leveldb",
+    effect="if it is an LMDB, Caffe aborts: Failed to open leveldb",
     write="backend: LMDB",
 )
 @data_rule(
@@ -147,7 +147,7 @@ def _check_backend(view: NetView, index: int, layer: pb.LayerParameter) -> Itera
     "error",
     "new_height without new_width, or new_width without new_height",
     what="{layer} has only {given}",
-    effect="Caffe stops: new_height and new_width must be set at the same time",
+    effect="Caffe aborts: new_height and new_width must be set at the same time",
     write="set both",
 )
 def _check_image_size(view: NetView, index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
@@ -288,7 +288,7 @@ mean_values_misfit = transform_rule(
     "error",
     "mean_file and mean_value in one layer",
     what="{layer} has mean_file and mean_value",
-    effect="Caffe stops: Cannot specify mean_file and mean_value at the same time",
+    effect="Caffe aborts: Cannot specify mean_file and mean_value at the same time",
     write="keep one of them",
 )
 @transform_rule(
@@ -296,7 +296,7 @@ mean_values_misfit = transform_rule(
     "error",
     "force_color and force_gray in one layer",
     what="{layer} has force_color and force_gray",
-    effect="Caffe stops: cannot set both force_color and force_gray",
+    effect="Caffe aborts: cannot set both force_color and force_gray",
     write="keep one of them",
 )
 @mean_values_misfit
@@ -314,7 +314,7 @@ def _check_means(
             layer_field(index, "transform_param.mean_value[0]"),
             f"{title(layer)} has {len(param.mean_value)} mean_value fields for images with {channels} "
             "channels",
-            effect=f"Caffe stops: Specify either 1 mean_value or as many as channels: {channels}",
+            effect=f"Caffe aborts: Specify either 1 mean_value or as many as channels: {channels}",
             channels=channels,
         )
 
@@ -324,7 +324,7 @@ def _check_means(
     "warning",
     "one mean_value for several channels, which OpenMP threads expand without a lock",
     what="{layer} has one mean_value for {channels} channels",
-    effect="threads append to the same list at the same time, so Caffe sometimes stops with `Specify "
+    effect="threads append to the same list at the same time, so Caffe sometimes aborts with `Specify "
     "either 1 mean_value or as many as channels`",
 )
 def _check_single_mean(
@@ -358,7 +358,7 @@ def _count_channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | N
     "error",
     "crop_size larger than the image",
     what="{layer} crops to {crop_size} pixels, but {fault} is {smallest}",
-    effect="Caffe stops at the first such image: Check failed: height >= crop_size",
+    effect="Caffe aborts at the first such image: Check failed: height >= crop_size",
     write="crop_size: {smallest}, or larger images",
 )
 @transform_rule(
@@ -366,7 +366,7 @@ def _count_channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | N
     "error",
     "random_resize_param with a max_size below its min_size",
     what="{layer} resizes to between {min_size} and {max_size} pixels",
-    effect="Caffe stops, or picks an arbitrary size",
+    effect="Caffe aborts, or picks an arbitrary size",
     write="min_size: {max_size} max_size: {min_size}",
 )
 def _check_sizes(
@@ -411,7 +411,7 @@ def _check_sizes(
     "error",
     "random_aspect_ratio_param without crop_size, or with an empty range",
     what="{layer} has random_aspect_ratio_param, {fault}",
-    effect="Caffe stops at the first image, or produces empty images",
+    effect="Caffe aborts at the first image, or produces empty images",
 )
 def _check_aspect_ratio(view: NetView, index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     if not layer.transform_param.HasField("random_aspect_ratio_param"):
@@ -516,7 +516,7 @@ def outputs_of(phase: PhaseNet, i: int) -> int | None:
     "error",
     "a top_k larger than the number of outputs",
     what="{layer} has top_k {top_k}, but '{name}' has {count}",
-    effect="Caffe stops: top_k must be less than or equal to the number of classes",
+    effect="Caffe aborts: top_k must be less than or equal to the number of classes",
     write="top_k: {lower}, or set num_output to the number of classes",
 )
 @label_rule(
@@ -614,7 +614,7 @@ def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
     "error",
     "a label bottom that is not a label, but computed or the images themselves",
     what="{layer} reads '{bottom}' as the label, but that is {fault}",
-    effect="Caffe stops, or uses these numbers as classes and reads past the outputs",
+    effect="Caffe aborts, or uses these numbers as classes and reads past the outputs",
 )
 def _check_label(phase: PhaseNet, i: int) -> Iterator[Finding]:
     layer, origin = phase.layers[i], _origin(phase, i, 1)

@@ -105,7 +105,7 @@ def inline_net(solver: Solver, field: str) -> Net:
     "error",
     "a net that does not exist at its path under the Caffe root",
     what="no file {given} under {caffe_root}",
-    effect="Caffe stops with `File not found`",
+    effect="Caffe aborts with `File not found`",
     write="{field}: {path}",
     fix="writes the path, relative to the Caffe root, of the net with this name beside the solver",
 )
@@ -157,7 +157,7 @@ def _field_value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
     "net-folder",
     "warning",
     "a net whose path names a folder other than the solver's",
-    effect="Caffe stops with `File not found` if that folder does not exist",
+    effect="Caffe aborts with `File not found` if that folder does not exist",
     values=("folder", "own"),
     explanation=Explanation(
         "`net:` is a path relative to the folder that Caffe is started in, usually its root. Lint does not "
@@ -227,7 +227,7 @@ def count_records(source: str, root: Path | None) -> int:
     "warning",
     "an LMDB that exists here but is empty or damaged",
     what="{place} {fault}",
-    effect="Caffe stops or reads no record; lint cannot check its images",
+    effect="Caffe aborts or reads no record; lint cannot check its images",
 )
 @path_rule(
     "mean-unreadable",
@@ -316,7 +316,7 @@ class Reader:
         "unreadable",
         "error",
         "a prototxt in a folder that Caffe cannot read",
-        effect="Caffe stops when it reads the file",
+        effect="Caffe aborts when it reads the file",
     )
     def read_leniently(self, path: Path, named_by: str = "") -> Document[Any] | None:
         """Read a prototxt file that a solver names; if that fails, report a finding and return None."""
@@ -341,7 +341,7 @@ class Reader:
         if len(phases) == 1:
             (phase,) = phases
             only = restrict_net(net.message, phase)
-            # The rules on chains report a phase that has no data.
+            # The rules for chains report a phase that has no data.
             net = replace(net, message=only) if has_data(only, NetState(phase)) else net
         found = check_net(
             net,
@@ -386,7 +386,7 @@ def parse_text(text: str, path: str | Path, dialect: str) -> Document[Any]:
     "error",
     "a byte-order mark at the start of a file, which Caffe's parser rejects",
     what="the file starts with a byte-order mark",
-    effect="Caffe stops with `Error parsing text-format`",
+    effect="Caffe aborts with `Error parsing text-format`",
     write="save the file as UTF-8 without a BOM, for example with `caffe-recipes fmt`",
 )
 def check_text(text: str, path: str | Path, dialect: str) -> Iterator[Finding]:
@@ -640,7 +640,7 @@ def apply_command(link: Link, training: TrainCommand | None, ranks: int | None =
     "error",
     "a solver without a net",
     what="the solver has no net",
-    effect="Caffe stops with `SolverParameter must specify a train net`",
+    effect="Caffe aborts with `SolverParameter must specify a train net`",
     write="net: the path of the net",
 )
 def _read_nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetPlace, Net | None]]:
@@ -664,7 +664,7 @@ def _read_nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetP
     "error",
     "a net inside a solver, in the old format, which Caffe does not upgrade there",
     what="the net in {field} has `{old}`, which Caffe upgrades only in a net's own file",
-    effect="Caffe stops, because it sees an empty net",
+    effect="Caffe aborts, because it sees an empty net",
     write="move the net to a file and set `net:` to its path; or use `layer`, and an Input layer",
 )
 def _read_net(
@@ -697,7 +697,7 @@ def _display_path(path: Path, solver: Solver) -> Path:
     "warning",
     "a command whose --solver names a folder other than the one that contains the file",
     what="the command gives --solver={path}, but the file is in {home}",
-    effect="Caffe stops with `File not found` if that folder does not exist",
+    effect="Caffe aborts with `File not found` if that folder does not exist",
     write="--solver={renamed}",
 )
 def _check_script_path(reader: Reader, document: Document[Any], script: Script) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
-"""Rules on what Caffe checks when it sets up a layer; their table is in `caffe/refusals.py`.
+"""Rules for what Caffe checks when it sets up a layer; their table is in `caffe/refusals.py`.
 
-Rules on fields that are never read: blocks of other types, and fields without effect.
+Rules for fields that are never read: blocks of other types, and fields without effect.
 
-Rules on TRAIN and TEST: the layers in each, and what must be the same in both.
+Rules for TRAIN and TEST: the layers in each, and what must be the same in both.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _NOT_LOSSES = frozenset(_NOT_LOSSES_WORDS.split())
 @refusal_rule("filler-range", "error", "a filler whose std is not above 0, or whose min is above its max")
 @refusal_rule("filler-sparse", "error", "sparse below 0, or in a filler that is not gaussian")
 def check_refusals(view: NetView) -> Iterator[Finding]:
-    """Check each layer in the file for errors that Caffe would stop at."""
+    """Check each layer in the file for errors at which Caffe would abort."""
     is_intels = view.dialect.knows("NetParameter", "engine")
     for index, layer in enumerate(view.net.layer):
         unweighted = _check_loss_weight_missing(layer) if is_intels else ()
@@ -118,7 +118,7 @@ def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "loss-weight-odd",
             "loss_weight[0]",
             "has a loss_weight, but is not a loss",
-            "training minimizes the sum of all its outputs; Caffe stops if it has no gradient",
+            "training minimizes the sum of all its outputs; Caffe aborts if it has no gradient",
             "set loss_weight in the loss",
         )
 
@@ -373,7 +373,7 @@ def _filler_reading(field: str) -> str:
     "unknown-layer-type",
     "error",
     "a layer type that this Caffe does not have",
-    effect="Caffe stops: Unknown layer type: {type_}",
+    effect="Caffe aborts: Unknown layer type: {type_}",
     values=("layers",),
 )
 def _unknown_layer_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
@@ -412,7 +412,7 @@ _SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray"
     "error",
     "a layer with both include and exclude rules",
     what="{layer} has both include and exclude",
-    effect="Caffe stops: Specify either include rules or exclude rules; not both",
+    effect="Caffe aborts: Specify either include rules or exclude rules; not both",
     write="keep one of them",
 )
 @phase_rule(
@@ -438,7 +438,7 @@ def check_include_rules(view: NetView) -> Iterator[Finding]:
     "error",
     "a net in which no layer produces data, in either phase",
     what="no layer produces data: each has a bottom, and the net has no `input`",
-    effect="Caffe stops: Unknown bottom blob",
+    effect="Caffe aborts: Unknown bottom blob",
     write="add a data layer for each phase, or an Input layer",
 )
 @phase_rule(
@@ -446,7 +446,7 @@ def check_include_rules(view: NetView) -> Iterator[Finding]:
     "warning",
     "a net with layers for TRAIN, none of which produces its data",
     what="{layer} is for TRAIN, but no layer produces data for TRAIN",
-    effect="the net can be tested but not trained: Caffe stops at the first bottom",
+    effect="the net can be tested but not trained: Caffe aborts at the first bottom",
     write="add a data layer with include {{ phase: TRAIN }}",
 )
 def check_phases(view: NetView) -> Iterator[Finding]:
@@ -520,7 +520,7 @@ def _check_mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
             "mean-values-misfit",
             phase.where(i, "transform_param.mean_value[0]"),
             f"{title(layer)} has {count} mean_value fields in {where}, but {other} in {there}",
-            effect="Caffe stops: Specify either 1 mean_value or as many as channels",
+            effect="Caffe aborts: Specify either 1 mean_value or as many as channels",
             channels=other,
         )
 
@@ -615,7 +615,7 @@ def _check_weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                 "phase-weights-differ",
                 test.where(i, "name"),
                 f"{title(layer)} learns {describe_count(len(ours), 'blob')} in TEST, {len(theirs)} in TRAIN",
-                effect=f"Caffe stops before it trains: Incompatible number of blobs for layer {layer.name}",
+                effect=f"Caffe aborts before it trains: Incompatible number of blobs for layer {layer.name}",
                 write="use one definition for both phases, or a different name in one of them",
             )
             continue
@@ -625,7 +625,7 @@ def _check_weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                     "phase-weights-differ",
                     test.where(i, "name"),
                     f"{title(layer)} has weights {show_shape(one)} in TEST but {show_shape(other)} in TRAIN",
-                    effect="Caffe stops before it trains: Cannot share param 0 weights from layer "
+                    effect="Caffe aborts before it trains: Cannot share param 0 weights from layer "
                     f"'{layer.name}'; shape mismatch",
                     write="use inputs of the same size in both phases (crop_size), or global pooling before "
                     "the layer",

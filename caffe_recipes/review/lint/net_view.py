@@ -463,7 +463,7 @@ _OLD_LAYER = re.compile(r"layers\[(\d+)\]")
     "upgrade-refused",
     "error",
     "a net in the old format that Caffe cannot upgrade",
-    effect="Caffe stops when it reads the net",
+    effect="Caffe aborts when it reads the net",
 )
 def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetParameter], list[Finding]]:
     """Return a net in the old format as Caffe upgrades it, with places in the old text, and the findings.

@@ -1,8 +1,8 @@
-"""Rules on epochs in comments and titles, and on the images and global batch of a schedule.
+"""Rules for epochs in comments and titles, and on the images and global batch of a schedule.
 
-Rules on the machine: cores for OpenMP threads and MLSL servers, and space in /tmp.
+Rules for the machine: cores for OpenMP threads and MLSL servers, and space in /tmp.
 
-Rules on the rest of a recipe: its evaluation, and its nets for the digits data set.
+Rules for the rest of a recipe: its evaluation, and its nets for the digits data set.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def find_epoch_size(links: Iterable[Link]) -> EpochSize | None:
 @chain_rule(
     "title-epochs",
     "warning",
-    "a recipe's title with a number of epochs that is more than 2 % off",
+    "a recipe's title with a number of epochs that is more than 2% off",
     effect="readers will compare the results with those of a different schedule",
     write="correct the title to {whole:.0f} epochs, or change the length of the phases",
     values=("claimed", "epochs", "model"),
@@ -229,7 +229,7 @@ def _iteration_count(solver: pb.SolverParameter, field: str) -> int:
 @chain_rule(
     "epochs-claim",
     "warning",
-    "a comment with a number of epochs that is more than 2 % off",
+    "a comment with a number of epochs that is more than 2% off",
     what="{field} {iterations} is {epochs:.4g} epochs, but the comment says {claim:g}",
     effect="{claim:g} epochs of {images:,.0f} images at {batch:,.0f} are {intended} iterations",
     write="{field}: {intended}, or correct the comment to {epochs:.3g} epochs",
@@ -278,8 +278,8 @@ def _wrong_claim(
     write="use ranks x batch_size = {made_for:,.0f}, or adapt the schedule to this batch",
     values=("batch", "made_for"),
     explanation=Explanation(
-        "A rate is chosen for a global batch: batch_size x ranks x iter_size. With another one, the same "
-        "iterations make a different number of epochs, and a different rate is best.",
+        "A learning rate is chosen for a global batch size: batch_size x ranks x iter_size. With another "
+        "size, the same iterations make a different number of epochs, and a different rate is best.",
         "Use as many ranks as the comment assumes, or adapt the iterations and rates to this number.",
     ),
 )
@@ -439,7 +439,7 @@ def check_threads(facts: ChainFacts, where: str) -> Iterator[Finding]:
     "an LMDB and snapshots that together do not fit into a node's /tmp",
     what="/tmp has {tmp_gb:g} GB, but the LMDB needs {lmdb_gb:.1f} GB and the snapshots "
     "{snapshots_gb:.1f} GB",
-    effect="staging fails, or Caffe stops when it writes a snapshot",
+    effect="staging fails, or Caffe aborts when it writes a snapshot",
     write="set snapshot_prefix to another disk, write fewer snapshots, or set `lmdb` to another disk",
     values=("lmdb_gb", "snapshots_gb"),
 )
@@ -492,7 +492,7 @@ def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
     "warning",
     "a flag that the TensorFlow programs of this package do not know",
     what="{fault}",
-    effect="every rank stops at once, unless RESNET_DIR names other programs",
+    effect="every rank exits at once, unless RESNET_DIR names other programs",
     values=("flag",),
 )
 def _check_flags(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
@@ -530,7 +530,7 @@ def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
         write = f"iterations: {whole}"
         if iterations == whole:
             once = f"batch_size: {divisor} and iterations: {test.images // divisor}, to test each image once"
-            write = once if divisor > 1 else "nothing to change if intended"
+            write = once if divisor > 1 else "no change needed if this is intended"
         yield finding(
             "evaluation-repeats",
             where,
@@ -573,7 +573,7 @@ def _check_classes(recipe: Recipe, where: str) -> Iterator[Finding]:
     "error",
     "a crop_size larger than the images that `prepare` builds",
     what="crop_size is {crop} in {field}, but the digits are {side_px}x{side_px} pixels",
-    effect="the trainer stops at the first image: Check failed: height >= crop_size",
+    effect="the trainer aborts at the first image: Check failed: height >= crop_size",
     write="crop_size: {side_px} or less",
 )
 def _check_crop(recipe: Recipe, where: str) -> Iterator[Finding]:

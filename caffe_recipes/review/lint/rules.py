@@ -182,9 +182,9 @@ def render_findings(
 def render_github(findings: Sequence[Finding]) -> list[str]:
     """Render each finding that is not accepted as a GitHub workflow command that annotates its line.
 
-    >>> one = Finding("join-jump", "note", "a,b.prototxt:4:1", "50 %", "effect", "write")
+    >>> one = Finding("join-jump", "note", "a,b.prototxt:4:1", "50%", "effect", "write")
     >>> print(*render_github([one]), sep="\\n")
-    ::notice file=a%2Cb.prototxt,line=4,col=1,title=join-jump::50 %25%0Aeffect%0Ahelp: write
+    ::notice file=a%2Cb.prototxt,line=4,col=1,title=join-jump::50%25%0Aeffect%0Ahelp: write
     """
     return [_render_annotation(found) for found in findings if not found.accepted]
 

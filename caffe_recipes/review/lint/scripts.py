@@ -3,7 +3,7 @@
 The text is read word by word, so that a missing backslash, a stray quote or prose around the commands does
 not hide a command.
 
-Loops and functions are not followed: a command in one is reported, with the line where the loop or function
+Loops and functions are not expanded: a command in one is reported, with the line where the loop or function
 begins.
 
 Read a run.sh that `caffe-recipes generate` wrote, where solvers are arguments of `phase`.

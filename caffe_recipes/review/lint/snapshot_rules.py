@@ -1,6 +1,6 @@
-"""Rules on snapshots: which are written, and whether the next phase finds the one that it starts from.
+"""Rules for snapshots: which are written, and whether the next phase finds the one that it starts from.
 
-Rules on the commands of a script: what they train, do not train, and test.
+Rules for the commands of a script: what they train, do not train, and test.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _check_final_snapshot(link: Link, *, is_needed: bool) -> Iterator[Finding]:
         "no-final-snapshot",
         link,
         "snapshot_after_train",
-        effect="what is trained after it is lost" if fired else "the result of the training is lost",
+        effect="the training after it is lost" if fired else "the result of the training is lost",
         max_iter=solver.max_iter,
         last=last,
     )
@@ -105,15 +105,15 @@ def _check_collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     "error",
     "a later phase that starts without weights",
     what="{phase} starts without --weights",
-    effect="it starts from the net's fillers, so what the earlier phases have learned is lost",
+    effect="it starts from the net's fillers, so what the earlier phases learned is lost",
     write="--weights={folder}{final}",
 )
 @start_rule(
     "weights-no-caffemodel",
     "error",
-    "starting weights whose file name does not end in .caffemodel",
+    "initial weights whose file name does not end in .caffemodel",
     what="{phase} starts from {weights}, whose name does not end in .caffemodel",
-    effect="Caffe stops with `Failed to parse NetParameter file`, or `File not found`",
+    effect="Caffe aborts with `Failed to parse NetParameter file`, or `File not found`",
     write="--weights={stem}.caffemodel",
 )
 def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
@@ -132,17 +132,17 @@ def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> I
 @start_rule(
     "weights-unknown",
     "warning",
-    "starting weights that no earlier phase writes",
+    "initial weights that no earlier phase writes",
     what="{phase} starts from {weights}, which no earlier phase writes",
-    effect="Caffe stops with `File not found`, or continues from a file that another run left there",
+    effect="Caffe aborts with `File not found`, or continues from a file that another run left there",
     write="--weights={folder}{nearest}",
 )
 @start_rule(
     "weights-of-other-phase",
     "warning",
-    "starting weights that are not those of the previous phase",
+    "initial weights that are not those of the previous phase",
     what="{phase} starts from {writer}, and skips {previous}",
-    effect="what {previous} has learned is lost",
+    effect="what {previous} learned is lost",
     write="--weights={folder}{final}",
 )
 def _check_weights_written(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
@@ -172,9 +172,9 @@ def _check_weights_written(earlier: Sequence[Link], link: Link, weights: str) ->
 @start_rule(
     "weights-and-snapshot",
     "error",
-    "a command with both --weights and --snapshot: Caffe stops",
+    "a command with both --weights and --snapshot: Caffe aborts",
     what="{phase} is given both --weights and --snapshot",
-    effect="Caffe stops with `Give a snapshot to resume training or weights to finetune but not both.`",
+    effect="Caffe aborts with `Give a snapshot to resume training or weights to finetune but not both.`",
     write="give only --snapshot to resume with the momentum history, or only --weights to start without it",
 )
 @start_rule(
@@ -182,7 +182,7 @@ def _check_weights_written(earlier: Sequence[Link], link: Link, weights: str) ->
     "error",
     "a --snapshot whose file name does not end in .solverstate",
     what="{phase} resumes {state}, whose name does not end in .solverstate",
-    effect="Caffe stops with `Failed to parse SolverState file`, or `File not found`",
+    effect="Caffe aborts with `Failed to parse SolverState file`, or `File not found`",
     write="--snapshot={stem}.solverstate",
 )
 @start_rule(
@@ -200,7 +200,7 @@ def _check_weights_written(earlier: Sequence[Link], link: Link, weights: str) ->
     "warning",
     "a --snapshot that neither this nor an earlier phase writes",
     what="{phase} resumes {state}, which neither it nor an earlier phase writes",
-    effect="Caffe stops with `File not found`, or continues from a file that another run left there",
+    effect="Caffe aborts with `File not found`, or continues from a file that another run left there",
     write="--snapshot={folder}{latest}",
 )
 def _check_resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
@@ -250,9 +250,9 @@ def _find_resumed_phase(links: Sequence[Link], state: str) -> int | None:
 @start_rule(
     "snapshot-never-fires",
     "error",
-    "starting weights from an iteration at which no snapshot is written",
+    "initial weights from an iteration at which no snapshot is written",
     what="{phase} starts from iteration {iteration} of {writer}, at which no snapshot is written",
-    effect="Caffe stops with `File not found` after the earlier phases have been trained",
+    effect="Caffe aborts with `File not found` after the earlier phases have been trained",
     values=("iteration",),
 )
 def _snapshot_never_fires(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
@@ -314,11 +314,11 @@ _LAST_WORDS = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10*
     "note",
     "a command in a script whose solver only a shell can resolve",
     what="{within}the solver of this command is unknown: {solver}",
-    effect="the order and the starting weights of what it trains were not checked",
+    effect="the order and the initial weights of what it trains were not checked",
     write="write a command for each phase, with the literal path of its solver",
     explanation=Explanation(
-        "Lint runs nothing in a script: it does not follow loops and functions, and does not know the output "
-        "of a command. What such a command trains, and from which weights, is not checked. Its number of "
+        "Lint does not execute scripts: it does not expand loops and functions, and does not know the output "
+        "of a command. What such a command trains, and from which weights, is not checked; its number of "
         "ranks is.",
         "Write a command for each phase, with the path of its solver; or use the run.sh that `generate` "
         "writes.",
@@ -362,7 +362,7 @@ def check_untrained(untrained: Sequence[Document[Any]]) -> Iterator[Finding]:
 @recipe_rule(
     "order-unknown",
     "note",
-    "a folder's solvers whose order is unknown",
+    "solvers of a folder whose order is unknown",
     what="the order of {names} is unknown, so each was checked by itself",
     effect="the transitions between them were not checked",
     write="list the solvers in the right order, or give --script FILE",
@@ -379,9 +379,9 @@ def check_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Itera
 @path_rule(
     "test-without-weights",
     "error",
-    "a `caffe test` without --weights: Caffe stops",
+    "a `caffe test` without --weights: Caffe aborts",
     what="`caffe test` has no --weights",
-    effect="Caffe stops with `Need model weights to score.`",
+    effect="Caffe aborts with `Need model weights to score.`",
     write="--weights={model}",
 )
 def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) -> Iterator[Finding]:
@@ -403,7 +403,7 @@ def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) ->
     "warning",
     "a `caffe test` of weights that no phase writes",
     what="`caffe test` uses {weights}, which no phase writes",
-    effect="Caffe stops with `File not found`, or tests a file that another run left there",
+    effect="Caffe aborts with `File not found`, or tests a file that another run left there",
     write="--weights={final}",
 )
 @path_rule(
@@ -411,7 +411,7 @@ def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) ->
     "warning",
     "a script that tests, but never the weights of the last phase",
     what="`caffe test` uses {weights} of {writer}, but the last phase writes {final}",
-    effect="what is trained after these weights is not tested",
+    effect="the training after these weights is not tested",
     write="--weights={final}",
 )
 def _check_tested_weights(links: Sequence[Link], one: TestCommand, *, has_final: bool) -> Iterator[Finding]:

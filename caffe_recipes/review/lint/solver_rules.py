@@ -1,4 +1,4 @@
-"""Rules on one solver: its rate, and values that Caffe rejects, misuses or never reads.
+"""Rules for single solvers: its rate, and values that Caffe rejects, misuses or never reads.
 
 Rates that another Caffe computes differently are not checked.
 """
@@ -46,16 +46,16 @@ def compare_rates(before: float, after: float) -> str:
     """Describe a change of the rate in per cent, or as a factor if it at least doubles.
 
     >>> compare_rates(1.59904, 1.46667), compare_rates(0.1, 0.103), compare_rates(0.001, 0.5)
-    ('drops by 8.3 %', 'rises by 3.0 %', 'rises 500-fold')
+    ('drops by 8.3%', 'rises by 3.0%', 'rises 500-fold')
     """
     ratio = after / before if before else math.inf
     if ratio >= 2:
         return f"rises {ratio:.3g}-fold" if before else "rises from 0"
-    return f"{'rises' if ratio > 1 else 'drops'} by {abs(ratio - 1) * 100:.1f} %"
+    return f"{'rises' if ratio > 1 else 'drops'} by {abs(ratio - 1) * 100:.1f}%"
 
 
 def is_jump(before: float, after: float) -> bool:
-    """Return whether a rate changes by more than 2 %.
+    """Return whether a rate changes by more than 2%.
 
     >>> is_jump(0.255136, 0.255), is_jump(0.93, 1.02), is_jump(0, 0)
     (False, True, False)
@@ -177,7 +177,7 @@ def _max_rate(batch: int, *, is_warmed_up: bool) -> float:
     "lr-policy-unknown",
     "error",
     "an lr_policy that Caffe does not have",
-    effect="Caffe stops at the first iteration after the warm-up",
+    effect="Caffe aborts at the first iteration after the warm-up",
     write="use one of the known policies",
 )
 @rate_rule(
@@ -222,7 +222,7 @@ def _check_rate_faults(link: Link) -> Iterator[Finding]:
     "warning",
     "a rate that is already 0 halfway through",
     what="the rate is 0 at iteration {middle}, halfway through",
-    effect="nothing is learned from there on",
+    effect="nothing is learned after that",
     write="use a gamma closer to 1, fewer steps, or fewer iterations",
 )
 def _check_rate_zero(link: Link) -> Iterator[Finding]:
@@ -234,11 +234,11 @@ def _check_rate_zero(link: Link) -> Iterator[Finding]:
 @rate_rule(
     "warmup-end-jump",
     "warning",
-    "a rate that jumps by more than 2 % where the warm-up ends",
+    "a rate that jumps by more than 2% where the warm-up ends",
     what="the rate {change} where the warm-up ends, {before:.4g} to {after:.4g} (iterations "
     "{last} and {warmup})",
     effect="warm-up iterations count as iterations of {policy}, which decays in the meantime",
-    write='if it is not intended, write a separate phase for the warm-up (lr_policy: "fixed", '
+    write='if this is not intended, write a separate phase for the warm-up (lr_policy: "fixed", '
     "max_iter: {warmup}), then one that starts at base_lr: {base_lr:.4g} without warmup_iter",
     values=("before", "after"),
     explanation=Explanation(
@@ -254,7 +254,7 @@ def _check_warmup_end(link: Link) -> Iterator[Finding]:
     if not first_iter(link) < warmup < link.last_iter:
         return
     before, after = lr_at(solver, warmup - 1), lr_at(solver, warmup)
-    # A short warm-up rises by more than 2 % per iteration; only a step away from its line is a jump.
+    # A short warm-up rises by more than 2% per iteration; only a step away from its line is a jump.
     if not (is_jump(before, after) and is_jump(solver.base_lr, after)):
         return
     yield finding(
@@ -275,7 +275,7 @@ def _check_warmup_end(link: Link) -> Iterator[Finding]:
     "note",
     "a single or resumed solver whose final rate is above 1e-5 of its base_lr",
     effect="the noise of the last batches stays in the final model",
-    write='nothing to change if the schedule is known to work; lr_policy: "poly" decays to 0',
+    write='no change needed if the schedule is known to work; lr_policy: "poly" decays to 0',
     values=("end", "base_lr"),
 )
 @rate_rule(
@@ -336,7 +336,7 @@ _MAX_DECAY = 0.1 * (1 + 1e-6)  # 0.1 as a float32 is above 0.1
     "warning",
     "a snapshot_prefix in a folder that does not exist under the Caffe root",
     what="snapshot_prefix is in {folder}, which does not exist under the Caffe root",
-    effect="Caffe does not create it: it stops at the start, or with `snapshot: 0` at the end of the "
+    effect="Caffe does not create it: it aborts at the start, or with `snapshot: 0` at the end of the "
     "training",
     write="run `mkdir -p {folder}` before training",
 )
@@ -359,7 +359,7 @@ def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
     "error",
     "a solver type that does not exist",
     what="type '{type}' is not a solver type",
-    effect="Caffe stops with `Unknown solver type: {type}`",
+    effect="Caffe aborts with `Unknown solver type: {type}`",
     write='type: "{nearest}"',
 )
 @value_rule(
@@ -367,7 +367,7 @@ def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
     "error",
     "a regularization_type that is neither L1 nor L2",
     what="regularization_type '{kind}' is neither L1 nor L2",
-    effect="Caffe stops with `Unknown regularization type: {kind}` at the first update",
+    effect="Caffe aborts with `Unknown regularization type: {kind}` at the first update",
     write='regularization_type: "{nearest}"',
 )
 def _check_type_names(solver: pb.SolverParameter) -> Iterator[Finding]:
@@ -406,7 +406,7 @@ def _check_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             "solver-value-refused",
             given[-1],
             what,
-            effect="Caffe stops with `SolverParameter must not contain more than one of these fields`",
+            effect="Caffe aborts with `SolverParameter must not contain more than one of these fields`",
             write=f"keep {given[0]}",
         )
     if solver.engine.partition(":")[0].strip().upper() not in ("", *ENGINES):
@@ -415,7 +415,7 @@ def _check_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             "solver-value-refused",
             "engine",
             what,
-            effect="Caffe stops when it sets up the net, because it does not have this engine",
+            effect="Caffe aborts when it sets up the net, because it does not have this engine",
             write=f"engine: one of {', '.join(ENGINES)}",
         )
 
@@ -425,8 +425,8 @@ solver_value_negative = value_rule(
 )
 
 
-# For each field that Caffe stops at or divides by: whether its value is one of these, the effect, and what to
-# write.
+# For each field that Caffe aborts at or divides by: whether its value is one of these, the effect, and what
+# to write.
 _REFUSED_VALUES: Mapping[str, tuple[Callable[[pb.SolverParameter], bool], str, str]] = {
     "iter_size": (
         lambda solver: solver.iter_size < 1,
@@ -440,7 +440,7 @@ _REFUSED_VALUES: Mapping[str, tuple[Callable[[pb.SolverParameter], bool], str, s
     ),
     "test_interval": (
         lambda solver: solver.test_interval < 0,
-        "Caffe stops with `Check failed: param_.test_interval() > 0`, or never tests",
+        "Caffe aborts with `Check failed: param_.test_interval() > 0`, or never tests",
         "test_interval: the number of iterations between tests",
     ),
     "clip_gradients": (
@@ -473,7 +473,7 @@ def _check_values(solver: pb.SolverParameter) -> Iterator[Finding]:
                 "solver-value-negative",
                 field,
                 f"{field} is {value}",
-                effect=f"Caffe uses {-value}, and caffe-torch stops",
+                effect=f"Caffe uses {-value}, and caffe-torch exits with an error",
                 write=f"{field}: {-value}",
             )
     norm = solver.clip_gradients
@@ -541,7 +541,7 @@ def _check_test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             "solver-value-refused",
             field,
             what,
-            effect="Caffe stops with `test_iter must be specified for each test network`",
+            effect="Caffe aborts with `test_iter must be specified for each test network`",
             write="set one test_iter for each test net",
         )
     states = len(solver.test_state)
@@ -551,7 +551,7 @@ def _check_test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             "solver-value-refused",
             "test_state[0]",
             what,
-            effect="Caffe stops with `test_state must be unspecified or specified once per test net`",
+            effect="Caffe aborts with `test_state must be unspecified or specified once per test net`",
             write="set one test_state for each test net, or none",
         )
 
@@ -571,7 +571,7 @@ def _check_factors(solver: pb.SolverParameter) -> Iterator[Finding]:
             "solver-value-refused",
             "momentum",
             what,
-            effect="Caffe stops with `Momentum cannot be used with AdaGrad`",
+            effect="Caffe aborts with `Momentum cannot be used with AdaGrad`",
             write="remove momentum",
         )
     shares = {"momentum": "0.9", "momentum2": "0.999", "rms_decay": "0.99"}
@@ -750,9 +750,9 @@ def _check_prefix(link: Link) -> Iterator[Finding]:
     yield finding(
         "snapshot-prefix-missing",
         "snapshot",
-        effect="Caffe stops with `snapshot is specified but snapshot_prefix is not`"
+        effect="Caffe aborts with `snapshot is specified but snapshot_prefix is not`"
         if solver.snapshot > 0
-        else f"Caffe writes {name} into the current folder, and caffe-torch stops",
+        else f"Caffe writes {name} into the current folder, and caffe-torch exits with an error",
         first=fired[0],
         name=link.name,
     )
@@ -781,8 +781,8 @@ _JOIN_RULES = frozenset(("join-jump", "resume-jump"))
     "note",
     "a rate that depends on fields of the dialect, and so was not checked",
     what="{names} set a rate that only {dialect} computes",
-    effect="the rules on the rate, its jumps and its end were skipped",
-    write="nothing to change; check the rates in the log",
+    effect="the rules for the rate, its jumps and its end were skipped",
+    write="no change needed; check the rates in the log",
 )
 def check_dialect_rates(document: Document[Message], dialect: str) -> Iterator[Finding]:
     """Find solvers whose rates depend on fields of the dialect, and so are not checked."""

@@ -1,4 +1,4 @@
-"""Rules on weights: fillers, batch normalization, learning rates, losses and accuracies."""
+"""Rules for weights: fillers, batch normalization, learning rates, losses and accuracies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SPREADS = {
     "error",
     "a filler type that Caffe does not have",
     what="{layer} has a filler of type '{type}'",
-    effect="Caffe stops: Unknown filler name: {type}",
+    effect="Caffe aborts: Unknown filler name: {type}",
     write='type: "{nearest}"',
 )
 @filler_rule(
@@ -124,19 +124,19 @@ def _filler_misfit(
         return (
             "sparse",
             what,
-            "Caffe stops: the share of non-zero weights must be between 0 and 1",
+            "Caffe aborts: the share of non-zero weights must be between 0 and 1",
             f"sparse: below {outputs}",
         )
     if filler.type != "bilinear" or layer.type == "DummyData":  # their blobs may have any shape
         return None
     if path != "convolution_param.weight_filler":
         what = "a bilinear filler for a blob that does not have 4 axes"
-        return "type", what, "Caffe stops: Blob must be 4 dim", 'type: "xavier"'
+        return "type", what, "Caffe aborts: Blob must be 4 dim", 'type: "xavier"'
     param = layer.convolution_param
     sides = list(param.kernel_size) or [param.kernel_h, param.kernel_w]
     if len(sides) == 2 and sides[0] != sides[1]:
         what = f"a bilinear filler for a {sides[0]}x{sides[1]} kernel"
-        return "type", what, "Caffe stops: Filter must be square", "use a square kernel"
+        return "type", what, "Caffe aborts: Filter must be square", "use a square kernel"
     return None
 
 
@@ -237,7 +237,7 @@ def _layers_finding(
     "error",
     "a non-zero lr_mult for BatchNorm statistics",
     what="{layer} has lr_mult {value} for its statistics",
-    effect="Caffe stops: Cannot configure batch normalization statistics as layer parameters",
+    effect="Caffe aborts: Cannot configure batch normalization statistics as layer parameters",
     write="write param {{ lr_mult: 0 }} three times, or no param",
 )
 @norm_rule(
@@ -245,7 +245,7 @@ def _layers_finding(
     "warning",
     "a non-zero lr_mult for BatchNorm statistics, in an engine that does not check it",
     what="{layer} has lr_mult {value} for its statistics",
-    effect="the MKL engines stop; in the plain engine, weight decay changes the statistics",
+    effect="the MKL engines abort; in the plain engine, weight decay changes the statistics",
     write="write param {{ lr_mult: 0 }} three times, or no param",
 )
 def _check_statistics_rate(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
@@ -320,7 +320,7 @@ def _only_reader(phase: PhaseNet, i: int) -> int | None:
     "error",
     "a Convolution that Caffe folds differently in TEST and in TRAIN",
     what="{layer} has a BatchNorm{scale} after it in TEST, but not in TRAIN",
-    effect="the folded TEST net does not match the weights of TRAIN: the test is wrong, or Caffe stops",
+    effect="the folded TEST net does not match the weights of TRAIN: the test is wrong, or Caffe aborts",
     write="put the same layers, with the same readers, after it in both phases",
 )
 def _check_folds(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
@@ -686,7 +686,7 @@ def check_learning(phase: PhaseNet) -> Iterator[Finding]:
     "error",
     "a layer without a backward pass between learned weights and the loss",
     what="{layer} has no backward pass, but is between '{name}', which is learned, and the loss",
-    effect="Caffe stops at the first backward pass: Not Implemented Yet, or Cannot backpropagate",
+    effect="Caffe aborts at the first backward pass: Not Implemented Yet, or Cannot backpropagate",
     write="move the layer out of the path to the loss, or set propagate_down: false for this bottom",
 )
 def _check_backward(phase: PhaseNet) -> Iterator[Finding]:
@@ -825,7 +825,7 @@ def _score_source(phase: PhaseNet, i: int, b: int) -> Blob | None:
     "error",
     "a blob of more than 2,147,483,647 numbers",
     what="{layer} {kind} a blob of shape {shape}, which has {count:,} numbers",
-    effect="BVLC's and NVIDIA's Caffe stop: blob size exceeds INT_MAX; Intel's allows it (its limit is "
+    effect="BVLC's and NVIDIA's Caffe abort: blob size exceeds INT_MAX; Intel's allows it (its limit is "
     "LONG_MAX), but layers such as ReLU count in 32 bits, so the count overflows",
     write="a smaller batch_size, num_output or image",
 )

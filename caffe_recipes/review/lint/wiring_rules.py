@@ -1,6 +1,6 @@
-"""Rules on a net's blobs and names: missing, unread and duplicate ones.
+"""Rules for a net's blobs and names: missing, unread and duplicate ones.
 
-Rules on shapes: layers that do not fit together, and learned or shared blobs.
+Rules for shapes: layers that do not fit together, and learned or shared blobs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _check_unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
             "unknown-bottom",
             phase.where(i, f"bottom[{b}]"),
             f"{title(layer)} reads blob '{name}', which no layer above it produces",
-            effect=f"Caffe stops: Unknown bottom blob '{name}'",
+            effect=f"Caffe aborts: Unknown bottom blob '{name}'",
             write=_suggest_bottom(phase, i, name),
         )
     rest = phase.flow.missing[shown:]
@@ -92,7 +92,7 @@ def _check_unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
             "unknown-bottom",
             phase.where(rest[0][0], f"bottom[{rest[0][1]}]"),
             f"{len(rest)} more bottoms are blobs that no layer above produces",
-            effect="Caffe stops: Unknown bottom blob",
+            effect="Caffe aborts: Unknown bottom blob",
             write="fix the first ones",
             bottoms=len(rest),
         )
@@ -116,7 +116,7 @@ def _suggest_bottom(phase: PhaseNet, index: int, name: str) -> str:
     "error",
     "a top that another layer already produces",
     what="{layer} produces blob '{name}', which {producer} already produces",
-    effect="Caffe stops: Top blob '{name}' produced by multiple sources",
+    effect="Caffe aborts: Top blob '{name}' produced by multiple sources",
     write="rename one of the tops and the bottoms that read it",
 )
 def _check_duplicate_tops(phase: PhaseNet) -> Iterator[Finding]:
@@ -132,7 +132,7 @@ def _check_duplicate_tops(phase: PhaseNet) -> Iterator[Finding]:
     "error",
     "an in-place layer whose type cannot compute in place",
     what="{layer} overwrites its bottom '{name}', but its type cannot compute in place",
-    effect="Caffe stops, or computes wrong values",
+    effect="Caffe aborts, or computes wrong values",
     write='top: "{layer_name}", and read that below',
 )
 @blob_rule(
@@ -172,7 +172,7 @@ def _loses_bottom(layer: pb.LayerParameter) -> bool:
     "error",
     "an in-place layer on a blob that another layer also reads",
     what="{layer} computes in place on blob '{name}', which {reader} also reads",
-    effect="Caffe copies the blob for each reader, then stops: Top blob '{name}' produced by "
+    effect="Caffe copies the blob for each reader, then aborts: Top blob '{name}' produced by "
     "multiple sources",
     write='top: "{layer_name}", and read that below; or let both read the in-place result',
 )
@@ -211,7 +211,7 @@ def _check_overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
     "error",
     "a layer without the top that its type needs",
     what="{layer} has no top",
-    effect="Caffe stops when it checks the number of tops",
+    effect="Caffe aborts when it checks the number of tops",
     write='top: "{layer_name}"',
 )
 @blob_rule(
@@ -255,13 +255,13 @@ def _suggest_top(layer: pb.LayerParameter, name: str) -> str:
     "error",
     "two layers with the same name in a phase, at least one of them with weights",
     effect="weights are copied by name: from --weights and --snapshot, Caffe copies those of both to the "
-    "first, or stops: Incompatible number of blobs",
+    "first, or aborts: Incompatible number of blobs",
     write='name: "{name}_2"',
 )
 @blob_rule(
     "layer-name-twice",
     "note",
-    "two layers with the same name in a phase, neither of them with weights",
+    "two layers with the same name in a phase, both without weights",
     effect="lines of the log do not distinguish them; a layer with weights must not have this name",
     write='name: "{name}_2"',
 )
@@ -375,7 +375,7 @@ def _unused_name(name: str, known: set[str]) -> str:
     "shape-misfit",
     "error",
     "a layer whose bottoms have wrong shapes, or whose own shape is incomplete",
-    effect="Caffe stops when it sets up the net",
+    effect="Caffe aborts when it sets up the net",
 )
 def _shape_misfit(where: str, error: PrototxtError) -> Finding:
     return finding("shape-misfit", where, error.what, write=error.hint)
@@ -433,7 +433,7 @@ def _check_lone_names(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, in
     "too-many-params",
     "error",
     "more `param` blocks than learned blobs in a layer",
-    effect="Caffe stops: Too many params specified for layer {layer_name}",
+    effect="Caffe aborts: Too many params specified for layer {layer_name}",
 )
 def _check_param_counts(phase: PhaseNet) -> Iterator[Finding]:
     """Find layers with too many `param` blocks; similar layers share one finding."""
@@ -470,7 +470,7 @@ def _max_blobs(phase: PhaseNet, i: int) -> int | None:
     "error",
     "weights shared by name that differ in shape",
     what="{second} shares '{param}', {theirs}, with {first}, where it is {ours}",
-    effect="Caffe stops: Cannot share param '{param}' owned by layer '{owner}'; shape mismatch",
+    effect="Caffe aborts: Cannot share param '{param}' owned by layer '{owner}'; shape mismatch",
     write="use the same shape in both layers, or another param name",
 )
 @shape_rule(
@@ -478,7 +478,7 @@ def _max_blobs(phase: PhaseNet, i: int) -> int | None:
     "error",
     "weights shared by name that differ in lr_mult or decay_mult",
     what="{second} shares '{param}' with {first}, but has a different {field}",
-    effect="Caffe stops: Shared param '{param}' has mismatched {field}",
+    effect="Caffe aborts: Shared param '{param}' has mismatched {field}",
     write="use the same {field} in both",
 )
 def _check_shared_weights(

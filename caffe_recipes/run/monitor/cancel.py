@@ -62,7 +62,7 @@ def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None
     """Stop a run cleanly, as Ctrl-C does, and wait until it has ended; cancel jobs that are still queued.
 
     Raises InputError if there is nothing to cancel, if the process is on another host, or if other users can
-    write in the Caffe root; RunFailed if Slurm gives no answer.
+    write in the Caffe root; RunFailed if Slurm does not respond.
     """
     env = env or CancelEnv()
     root = Path(options.root)

@@ -428,7 +428,7 @@ class Follower:
             except ClusterError as error:
                 if self.once or not self._node:
                     raise
-                line = f"{error}; trying again"
+                line = f"{error}; retrying"
                 if line != reported:  # the same error is reported only once
                     reported = line
                     self.say(line)

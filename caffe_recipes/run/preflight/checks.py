@@ -77,7 +77,7 @@ def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: s
     """Run all checks and return their findings; nothing on any disk is changed.
 
     The checks run concurrently, since they mostly wait for hosts. If `under_way` names a training that is
-    running there, launcher and trainer are not tried.
+    running there, launcher and trainer are skipped.
     """
     view = look_at_nodes(setting, plan, state, under_way)
     checks = {subject: CHECKS[subject] for subject in (*_OF_EVERY_RUN, *setting.trainer.checks)}
@@ -102,7 +102,7 @@ def _run_check(
     first: Future[list[CheckResult]] | None,
 ) -> list[CheckResult]:
     if first is not None and any(finding.error for finding in first.result()):
-        message = f"not tried, because the check of the {_AFTER[subject]} failed"
+        message = f"skipped, because the {_AFTER[subject]} check failed"
         return [CheckResult(subject, message, warns=True)]
     try:
         return check(view)
@@ -140,5 +140,5 @@ def _describe_running(
         for command, name in (("attach", folder.name), ("status", setting.recipe.name))
     )
     left_out = [finding.subject for finding in found if finding.is_left_out]
-    what = f"{under_way}; not tried while it runs: {', '.join(left_out)}"
+    what = f"{under_way}; skipped while it runs: {', '.join(left_out)}"
     return CheckResult("run", f"{what}; watch it with {watch}, or see {show}", warns=True, is_running=True)

@@ -216,7 +216,7 @@ def _duplicate_machines(view: NodeView) -> Iterator[HostProblem]:
         first = seen.setdefault((facts.boot_id, facts.node_name), facts.host)
         if first != facts.host:
             what = f"is the same machine as {first}: {facts.node_name}"
-            yield HostProblem(facts.host, what, "leave one of the two names out of the hostfile")
+            yield HostProblem(facts.host, what, "remove one of the two names from the hostfile")
 
 
 def _judge_cores(view: NodeView, facts: NodeFacts, needed: int) -> Iterator[HostProblem]:

@@ -262,7 +262,7 @@ class NodeView:
 
     def skip_under_way(self, subject: str) -> list[CheckResult]:
         """Return the finding of a check that is not done beside a training."""
-        return [CheckResult(subject, f"not tried: {self.under_way}", warns=True, is_left_out=True)]
+        return [CheckResult(subject, f"skipped: {self.under_way}", warns=True, is_left_out=True)]
 
 
 def look_at_nodes(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> NodeView:

@@ -434,10 +434,10 @@ def _judge_mean(view: NodeView, path: str) -> Iterator[HostProblem]:
 _CHECKPOINTS = 6
 _HERE = "this machine"
 _STRAYS = {
-    "link": "is a link of user {}: Caffe would write through it",
+    "link": "is a symbolic link owned by user {}; Caffe would write through it",
     "foreign": "belongs to user {}, who could replace the snapshot",
     "other": "is not a regular file, and belongs to user {}",
-    "more": "over 100 of these files are not yours, one of them of user {}, and the rest are not checked",
+    "more": "over 100 of these files are not yours (one belongs to user {}), and the rest are not checked",
 }
 
 

@@ -167,7 +167,7 @@ def misplaced_ranks(places: RankPlaces, setting: Setting) -> list[CheckResult]:
     first, hint = next(iter(places.expected)), _by_hand(setting)
     found: list[CheckResult] = []
     if places.by_rank.get(0, places.expected[first]) != places.expected[first]:
-        what = f"rank 0 is on {places.by_rank[0]}, and not on {first}, the first host"
+        what = f"rank 0 is on {places.by_rank[0]}, not on {first}, the first host"
         error = ClusterError(setting.find_launcher(), what, f"snapshots are fetched from {first}; {hint}")
         found.append(CheckResult("launcher", str(error), error))
     found += as_findings("launcher", list(_wrong_counts(places, hint)))

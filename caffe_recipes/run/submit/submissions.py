@@ -3,7 +3,7 @@
 A submission is recorded in `runs/<recipe>.submissions.jsonl` before and after sbatch is called. Each job has
 a unique name, so the job of a submit that was killed in between can be found, and is not submitted twice.
 
-The state of a job is what Slurm says; if Slurm gives no answer, it is unknown, and nothing fails.
+The state of a job is what Slurm reports; if Slurm does not respond, it is unknown, and nothing fails.
 """
 
 from __future__ import annotations

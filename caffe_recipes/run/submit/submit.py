@@ -150,7 +150,7 @@ class BadNodes:
             yield f"excluding {_list(self.excluded)}, which failed before; --include-failed uses {them} again"
         if self.needed:
             them = "it" if len(self.needed) == 1 else "them"
-            what = f"but too few nodes are left without {them}: trying again"
+            what = f"but too few nodes are left without {them}: retrying"
             yield f"{_list(self.needed)} failed before, {what}"
 
     def with_all_needed(self) -> BadNodes:
@@ -351,7 +351,7 @@ def _wrap_command(words: Sequence[str]) -> list[str]:
 def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: SubmitEnv) -> list[Submission]:
     """Submit a recipe's chain and return its jobs, including those that an interrupted submit left.
 
-    Raises InputError or ClusterError before anything is submitted, and RunFailed if Slurm gives no answer.
+    Raises InputError or ClusterError before anything is submitted, and RunFailed if Slurm does not respond.
     """
     scripts = [step.script for step in plan_submission(recipe, options).steps]
     check_root(options.root)
@@ -419,7 +419,7 @@ def _patiently(ask: Callable[[], T], say: Say, env: SubmitEnv) -> T:
             raise
         except (SchedulerAway, _UnknownState) as error:
             if pause_s == _RETRY_PAUSES_S[0]:
-                say(f"{error.without_hint}; trying again")
+                say(f"{error.without_hint}; retrying")
         env.pause(pause_s)
     return ask()
 
@@ -530,9 +530,9 @@ def _submit_steps(
 
 
 def _submit_surely(request: Request, submission: Submission, say: Say, env: SubmitEnv) -> Submitted | Refused:
-    """Submit a job; if sbatch gives no answer and Slurm then knows no job with its name, submit it once more.
+    """Submit a job; if sbatch does not respond and Slurm knows no job with its name, submit it once more.
 
-    Raises RunFailed if it is not known whether the job was submitted, or if sbatch gives no answer twice.
+    Raises RunFailed if it is not known whether the job was submitted, or if sbatch does not respond twice.
     """
     text = ""
     for _ in range(2):
@@ -540,7 +540,7 @@ def _submit_surely(request: Request, submission: Submission, say: Say, env: Subm
         if isinstance(outcome, Submitted | Refused):
             return outcome
         text = outcome.text
-        say(f"sbatch gave no answer ({text}); looking for {request.name}")
+        say(f"sbatch did not respond ({text}); looking for {request.name}")
         found = _find_submitted(submission, env)
         if found is not None:
             return found

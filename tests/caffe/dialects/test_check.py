@@ -131,9 +131,9 @@ def test_differences_come_in_the_order_of_the_text() -> None:
     ("text", "dialect", "expected"),
     [
         ("lr_policy: 'poly_cyc' warmup_iter: 40", "intel", "stops only at iteration 40"),
-        ("lr_policy: 'poly_cyc'", "intel", "stops at its first iteration"),
+        ("lr_policy: 'poly_cyc'", "intel", "aborts at its first iteration"),
         ("lr_policy: 'poly_cyc' rampup_interval: 40", "nvcaffe", "stops only at iteration 40"),
-        ("lr_policy: 'poly_cyc' rampup_interval: 40", "intel", "stops at its first iteration"),
+        ("lr_policy: 'poly_cyc' rampup_interval: 40", "intel", "aborts at its first iteration"),
         ("lr_policy: 'pol' warmup_iter: 40", "surfsara", "stops only at iteration 40"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_job_at_its_time_limit_keeps_a_snapshot_is_requeued_and_resumes_the_ph
     assert f"Resuming from {chain.tmp}/cyc1_iter_5.solverstate" in log
     assert re.findall(r"Iteration (\d+), loss", log)[0] == "6"
     output = chain.job_output()
-    assert f"the time limit is near; job {job_id} is requeued to resume" in output
+    assert f"the time limit is near; requeueing job {job_id} to resume" in output
     assert "cyc1: 3 iterations from the checkpoint at 5" in output
     chain.check_files()
     assert [each.job_id for each in chain.submissions()] == [job_id]
@@ -64,7 +64,7 @@ def test_while_slurm_does_not_answer_the_run_continues_and_is_not_reported_as_fa
         assert "nothing was cancelled" in cancel.finish(3)
         time.sleep(max(0.0, back_s - time.monotonic()))
         submit = chain.start_call("submit", "recipe.yaml", "--profile", "site.yaml")
-        submit.wait_until(lambda: "trying again" in submit.read_output())
+        submit.wait_until(lambda: "retrying" in submit.read_output())
     finally:
         chain.slurm.start_controller()
     assert f"already submitted: job {job_id}" in submit.finish(2)

@@ -61,8 +61,8 @@ def test_a_node_that_is_not_available_is_named(recorded: Recorded) -> None:
         ("AssocGrpCPUMinutesLimit", "the CPU minutes granted to your account are used up"),
         ("AssocMaxJobsLimit", "a limit of your account on jobs is reached"),
         ("MaxNodePerAccount", "a limit of the site on nodes per account is reached"),
-        ("SomethingNew", "Slurm says: SomethingNew"),
-        ("PriorityBoost", "Slurm says: PriorityBoost"),
+        ("SomethingNew", "Slurm reports: SomethingNew"),
+        ("PriorityBoost", "Slurm reports: PriorityBoost"),
     ],
 )
 def test_reasons_are_given_in_plain_words(reason: str, expected: str) -> None:

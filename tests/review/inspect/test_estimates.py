@@ -179,7 +179,7 @@ def test_a_page_names_the_source_of_the_speed_and_the_end(recipe: Recipe) -> Non
     assert "training 22,610 72.29 244.9" in lines
     assert "starts 2026-03-01 09:00+00:00" in lines
     assert "ends 2026-03-01 13:27+00:00" in lines
-    traffic = "97.7 MiB each way per rank and iteration: 24.4 GiB over all ranks"
+    traffic = "97.7 MiB each way per rank per iteration: 24.4 GiB over all ranks"
     assert any(line.startswith(f"traffic {traffic}") for line in lines)
     assert max(map(len, text.splitlines())) <= 120
 
@@ -220,13 +220,13 @@ def test_a_sweep_s_efficiency_is_a_node_s_speed_against_one_alone(recipe: Recipe
     known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
     text = "\n".join(render_sweep(estimate_shapes(recipe, shapes, known)))
     rows = [line.split() for line in text.splitlines()]
-    assert [row[4] for row in rows[3:8]] == ["100", "97", "82", "87", "79"]
-    alone, printed = "one node alone with as many images per node", '"above 97 %" at 256 nodes'
+    assert [row[4] for row in rows[3:8]] == ["100%", "97%", "82%", "87%", "79%"]
+    alone, printed = "one node alone with as many images per node", '"above 97%" at 256 nodes'
     table = f"in the paper's table 60.6 images/s with 32 images per node, derived from {printed}"
     # The speed of the row of one node.
     assert rows[3][3] == "51"
     assert (
-        f"note: efficiency: 100 % is the speed of {alone}, here 50.5 images/s with 16 images; {table}"
+        f"note: efficiency: 100% is the speed of {alone}, here 50.5 images/s with 16 images; {table}"
         in text.splitlines()
     )
     rises = [line for line in text.splitlines() if "faster among" in line]
@@ -252,7 +252,7 @@ def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
     assert [phase.epochs for phase in found.phases] == [pytest.approx(epochs, abs=0.01)]
     assert found.joins_s == 7 * 60
     assert found.notes[0].startswith(
-        f"{percent:g} % top-1 takes {epochs} epochs according to the paper (Figure 4's"
+        f"{percent:g}% top-1 takes {epochs} epochs according to the paper (Figure 4's"
     )
 
 
@@ -275,7 +275,7 @@ def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:
 
 def test_an_accuracy_that_the_paper_has_no_epochs_for_is_refused(recipe: Recipe) -> None:
     known = re.escape("75.5 (48 epochs), 76 (64 epochs), 76.5 (78 epochs)")
-    with pytest.raises(InputError, match=f"--to-accuracy: the epochs to 77 % top-1 are unknown; .*{known}$"):
+    with pytest.raises(InputError, match=f"--to-accuracy: the epochs to 77% top-1 are unknown; .*{known}$"):
         estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(), 77)
     digits = load_recipe("digits-local")
     with pytest.raises(InputError, match="--to-accuracy: digits-local does not train the paper"):
@@ -331,7 +331,7 @@ def test_a_short_run_has_units_that_fit_and_marks_what_is_unknown() -> None:
     assert "staging ? not included" in lines
     assert "node-seconds 45.8" in lines
     assert any(
-        line.startswith("traffic 60.6 KiB each way per rank and iteration: 242.4 KiB") for line in lines
+        line.startswith("traffic 60.6 KiB each way per rank per iteration: 242.4 KiB") for line in lines
     )
     assert estimate_values([found], START)[0]["staging"] == ()
 

@@ -48,7 +48,7 @@ def test_show_explains_how_each_number_is_computed() -> None:
         "4,680 steps / 52.08 = 89.9 epochs; of all 1,281,167 images 89.8",
         "0.1 x 24,576 / 256 = 9.6, halved to 4.8",
         "16,400 images/s = 117 minutes",
-        "81 % of linear",
+        "81% of linear",
         "that log is from another run, tf-256n-8k-90ep",
     ):
         assert phrase in " ".join(text.split())
@@ -101,7 +101,7 @@ def test_both_runs_and_the_other_program_s_accuracy_are_shown() -> None:
     printed = cr.load_recipe("tf-256n-8k-90ep")
     text = " ".join("\n".join(render_recipe(printed)).split())
     for shown in (
-        "14,075 iterations, loss 1.90243, top-1 75.232 %, top-5 92.41 %",
+        "14,075 iterations, loss 1.90243, top-1 75.232%, top-5 92.41%",
         "14,075 steps / 156.25 = 90.1 epochs; of all 1,281,167 images 90.0",
         "0.1 x 8,192 / 256 = 3.2",
         "iterations: published 14,062",

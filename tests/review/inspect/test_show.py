@@ -59,14 +59,14 @@ def test_a_branch_shows_where_it_starts_and_at_which_rate() -> None:
 
 def test_the_448_node_recipe_quotes_what_its_source_reports_of_both_runs() -> None:
     text = "\n".join(render_recipe(load_recipe("stampede2-448n-90ep")))
-    assert "reported  after main: about 60 minutes, top-1 75.6 %, top-5 92.7 %\n" in text
-    assert "\n          about 65 minutes, top-1 76.1 %, top-5 93.2 %\n" in text
+    assert "reported  after main: about 60 minutes, top-1 75.6%, top-5 92.7%\n" in text
+    assert "\n          about 65 minutes, top-1 76.1%, top-5 93.2%\n" in text
     assert "448 nodes x 2 ranks x 16 images = 14,336 images per iteration" in text
 
 
 def test_the_ensemble_s_members_and_its_reported_accuracy_are_reported() -> None:
     text = "\n".join(render_recipe(load_recipe("paper-f4-4096-120ep")))
-    assert "\nensemble  c2, c3, c4, c5, c6; reported: top-1 77.5 %\n" in text
+    assert "\nensemble  c2, c3, c4, c5, c6; reported: top-1 77.5%\n" in text
     ensemble = recipe_values(load_recipe("paper-f4-4096-120ep"))["ensemble"]
     assert isinstance(ensemble, dict)
     assert ensemble["members"] == ("c2", "c3", "c4", "c5", "c6")
@@ -231,8 +231,8 @@ def test_the_list_has_families_below_their_titles() -> None:
     [
         ("stampede2-64n-72ep", ["loss 0.942313, top-1 0.762781, top-5 0.931862"]),
         ("paper-t3-12288-768n", ["11,560 iterations are 110.9 epochs", "37 epochs are 3,858"]),
-        ("paper-t9-49152-1536n", ["above 90 % scaling", "28 minutes on up to 104K cores"]),
-        ("paper-f4-4096-120ep", ["as high as 77 % in 90 to 120 epochs", "77.5 % as a collapsed ensemble"]),
+        ("paper-t9-49152-1536n", ["above 90% scaling", "28 minutes on up to 104K cores"]),
+        ("paper-f4-4096-120ep", ["as high as 77% in 90 to 120 epochs", "77.5% as a collapsed ensemble"]),
     ],
 )
 def test_other_facts_from_the_source_of_a_run_are_on_its_page_and_in_the_list(

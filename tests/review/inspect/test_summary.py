@@ -200,8 +200,8 @@ def test_images_of_unknown_size_leave_question_marks_and_a_hint(tmp_path: Path) 
     ("type_", "message"),
     [
         ("Relu", "layer 'r' has the unknown type 'Relu'; did you mean 'ReLU'?"),
-        ("Attention", "layer 'r' has the unknown type 'Attention'; Caffe stops"),
-        ("R" * 10_000, "'; Caffe stops"),
+        ("Attention", "layer 'r' has the unknown type 'Attention'; Caffe aborts"),
+        ("R" * 10_000, "'; Caffe aborts"),
         ("", "layer 'r' has no type"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of lint's rules on one net and on a recipe."""
+"""Fixtures for the tests of lint's rules for one net and on a recipe."""
 
 from __future__ import annotations
 

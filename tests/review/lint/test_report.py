@@ -118,11 +118,11 @@ def test_severities_and_places_are_painted() -> None:
 
 
 def test_github_gets_a_command_for_each_finding_with_its_place_escaped() -> None:
-    odd = replace(ONE, where="a,b:c.prototxt:4:7", what="50 % more\nlines")
+    odd = replace(ONE, where="a,b:c.prototxt:4:7", what="50% more\nlines")
     accepted = replace(GRAVE, accepted="so published")
     assert "\n".join(render_github([odd, accepted])) == (
         "::warning file=a%2Cb%3Ac.prototxt,line=4,col=7,title=join-jump::"
-        "b: 50 %25 more%0Alines%0Ait shakes%0Ahelp: base_lr: 1"
+        "b: 50%25 more%0Alines%0Ait shakes%0Ahelp: base_lr: 1"
     )
     assert "\n".join(render_github([GRAVE])).startswith(
         "::error file=a/s.prototxt,line=9,col=1,title=lr-iter-missing::"

@@ -113,7 +113,7 @@ def test_the_texts_of_a_rule_name_each_value_and_compute_nothing(name: str) -> N
 
 def test_a_finding_fills_the_texts_of_its_rule_and_reports_the_values_that_the_rule_names() -> None:
     one = finding("top-made-twice", "a", layer="layer 'b' (ReLU)", name="c", producer="layer 'd' (ReLU)")
-    assert (one.effect, one.values) == ("Caffe stops: Top blob 'c' produced by multiple sources", {})
+    assert (one.effect, one.values) == ("Caffe aborts: Top blob 'c' produced by multiple sources", {})
     with pytest.raises(KeyError, match="producer"):
         finding("top-made-twice", "a", layer="layer 'b' (ReLU)", name="c")
 

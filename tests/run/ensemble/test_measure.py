@@ -263,7 +263,7 @@ def test_the_table_and_the_json_agree(root: Path) -> None:
     for member in values["members"]:
         line = next(line for line in text.splitlines() if line.startswith(member["name"]))
         assert line.split()[1] == f"{100 * member['top1']:.2f}"
-    assert f"top-1 {100 * values['ensemble']['top1']:.2f} %" in text
+    assert f"top-1 {100 * values['ensemble']['top1']:.2f}%" in text
     assert "reported" not in text
     assert values["reported"] == {"members": ["left", "right"]}
 
@@ -273,7 +273,7 @@ def test_the_reported_ensemble_accuracy_is_shown_beside_ours(root: Path) -> None
     found = replace(found, reported=Reported(top1_percent=77.5))
     lines = render_ensemble(found, "data/test_lmdb")
     ours = next(index for index, line in enumerate(lines) if line.startswith("ensemble, "))
-    assert lines[ours + 1] == "reported by the source for left, right: top-1 77.5 %"
+    assert lines[ours + 1] == "reported by the source for left, right: top-1 77.5%"
     assert ensemble_as_json(found)["reported"] == {"members": ["left", "right"], "top1_percent": 77.5}
 
 

@@ -161,7 +161,7 @@ def test_a_run_is_found_by_its_folder_its_name_and_its_recipe(place: Place, give
     folder = make_run(place, *WHOLE)
     output = Watcher(place).watch({"YAML": str(place.recipe), "folder": str(folder)}.get(given, given))
     assert output.splitlines()[-2:] == [
-        "loss3/top-1: 75.00 % (reported: 76.3 %)",
+        "loss3/top-1: 75.00% (reported: 76.3%)",
         "model: runs/small-1/snapshots/last.caffemodel",
     ]
 
@@ -257,7 +257,7 @@ def test_a_run_that_continues_after_a_failure_is_followed(place: Place) -> None:
     lines = Watcher(place).watch().splitlines()
     assert lines[2:7] == [
         "phase init: failed: node3 is dead; log: runs/small-1/logs/init-1.log",
-        "trying again (1 of 3)",
+        "retrying (1 of 3)",
         "node9 replaces node3",
         "init: checkpoint at iteration 4,000",
         "init: 8 iterations from the nets' fillers",
@@ -322,7 +322,7 @@ def test_a_lost_connection_is_reported_once_and_opened_again(place: Place) -> No
     watcher.meanwhile = finish_once_connected
     lines = watcher.watch(on="login1").splitlines()
     holder.close()
-    assert lines.count("login1: the connection was lost; check the host; trying again") == 1
+    assert lines.count("login1: the connection was lost; check the host; retrying") == 1
     assert lines.count("login1: connected again") == 1
     assert watcher.now_s > 10, "it is not tried all the time"
     assert lines[-1].startswith("model: ")
@@ -415,7 +415,7 @@ def test_ctrl_c_ends_attach_but_not_the_run(place: Place) -> None:
     run.communicate(timeout=600)
     assert run.returncode == 0
     done = call(place, "small-1", "--once")
-    assert "loss3/top-1: 75.00 %" in done.communicate(timeout=600)[0]
+    assert "loss3/top-1: 75.00%" in done.communicate(timeout=600)[0]
     assert done.returncode == 0
 
 

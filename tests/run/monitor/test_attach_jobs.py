@@ -55,7 +55,7 @@ class Watcher:
 
     def _ask(self, ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
         if self.job is None:
-            raise ClusterError("login1", "Slurm gives no answer", "ask again later")
+            raise ClusterError("login1", "Slurm does not respond", "ask again later")
         return [self.job]
 
     def _pause(self, seconds: float) -> None:
@@ -124,7 +124,7 @@ def test_an_unreachable_scheduler_is_reported_with_the_last_known_state(place: P
     now = time.strftime("%H:")
     assert lines[1].startswith(f"job 12 unknown since {now}")
     assert lines[1].endswith(
-        "(it waits: its nodes are still in use (Resources)): login1: Slurm gives no answer; ask again later"
+        "(it waits: its nodes are still in use (Resources)): login1: Slurm does not respond; ask again later"
     )
 
 

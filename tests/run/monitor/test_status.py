@@ -114,7 +114,7 @@ def test_runs_are_reported_by_recipe_the_latest_first(place: Place, on: str | No
     statuses = StatusViewer(place).all(no_slurm, on)
     assert [each.name for each in statuses] == ["small-10", "small-2", "small-1"]
     assert {(each.state, summarize_status(each)) for each in statuses} == {
-        ("finished", "loss3/top-1: 75.00 % (reported: 76.3 %)")
+        ("finished", "loss3/top-1: 75.00% (reported: 76.3%)")
     }
 
 
@@ -501,12 +501,12 @@ def test_the_table_has_a_line_for_each_run_with_phase_times_and_result(place: Pl
             f"run      state     phase     reached  {'started':{len(STARTED)}}  elapsed  left  result",
             f"small-2  running   1/3 init      2/8  {STARTED}     1:40  0:08  loss 1.250",
             f"small-1  finished                     {STARTED}     0:00        "
-            "loss3/top-1: 75.00 % (reported: 76.3 %)",
+            "loss3/top-1: 75.00% (reported: 76.3%)",
         ]
         assert shown(statuses, 80) == [
             "run      state     phase     reached  elapsed  left  result",
             "small-2  running   1/3 init      2/8     1:40  0:08  loss 1.250",
-            "small-1  finished                        0:00        loss3/top-1: 75.00 % (re...",
+            "small-1  finished                        0:00        loss3/top-1: 75.00% (rep...",
         ]
         assert shown(statuses, 50)[1] == "small-2  running   1/3 init  0:08  loss 1.250"
         (header, first, second) = status_table(statuses, NOW_S, 80)

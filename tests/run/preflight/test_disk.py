@@ -163,6 +163,6 @@ def test_the_folder_of_snapshots_must_be_ours_to_write(look: NodeView, folder: F
 def test_too_many_files_of_others_to_check_are_a_separate_problem(look: NodeView) -> None:
     stray = Stray("more", "mallory", f"{look.setting.root}/tmp/small_init_iter_*")
     (found,) = check_snapshots(changed(look, strays=(stray,)))
-    what = "over 100 of these files are not yours, one of them of user mallory, and the rest are not checked"
+    what = "over 100 of these files are not yours (one belongs to user mallory), and the rest are not checked"
     hint = "ask the owner to remove them, or set another snapshot_prefix"
     assert str(found.error) == f"localhost:{stray.path}: {what}; {hint}"

@@ -36,7 +36,7 @@ def test_ranks_where_the_hostfile_has_them_are_not_a_finding(setting: Setting) -
     [
         (
             {0: "node-b", 1: "node-b", 2: "node-a", 3: "node-a"},
-            "rank 0 is on node-b, and not on a",
+            "rank 0 is on node-b, not on a",
             (),
             "failed",
         ),

@@ -68,7 +68,7 @@ def test_two_names_of_one_machine_are_reported(look: NodeView) -> None:
     twice = {**boots, "n3": replace(boots["n3"], node_name="n1")}
     mark, hosts, message = only(check_hosts(replace(look, facts=twice)))
     assert (mark, hosts) == ("failed", ("n3",))
-    assert message.startswith("n3: is the same machine as n1: n1; leave one of the two names out")
+    assert message.startswith("n3: is the same machine as n1: n1; remove one of the two names from")
     other = {**twice, "n3": replace(twice["n3"], boot_id="2")}
     assert only(check_hosts(replace(look, facts=other)))[0] == "ok"
 

@@ -204,7 +204,7 @@ def test_nothing_is_tried_while_a_launch_is_running(place: Place) -> None:
     assert tried(place) == {running}
     code, stdout, _ = call(place)
     watch = "watch it with `caffe-recipes attach small-1`, or see `caffe-recipes status small`"
-    outcome = f"no check failed; {running}; not tried while it runs: launcher, trainer; {watch}"
+    outcome = f"no check failed; {running}; skipped while it runs: launcher, trainer; {watch}"
     assert (code, stdout.splitlines()[-1]) == (0, outcome)
     assert tried(place, "--new") == {running}
     run.kill()
@@ -219,7 +219,7 @@ def test_nothing_is_tried_while_a_launch_is_running(place: Place) -> None:
         assert line, stdout
         stdout += line
     for subject in ("launcher", "trainer"):
-        assert f"warn    {subject:15}not tried: a launch of this run is under way\n" in stdout
+        assert f"warn    {subject:15}skipped: a launch of this run is under way\n" in stdout
     (place.root / "release").touch()
     follower.communicate(timeout=600)
     assert follower.returncode == 0
@@ -227,11 +227,11 @@ def test_nothing_is_tried_while_a_launch_is_running(place: Place) -> None:
 
 
 def tried(place: Place, *words: str) -> set[str]:
-    """Return why launcher and trainer are not tried."""
+    """Return why launcher and trainer are skipped."""
     rows = {one["subject"]: one for one in json.loads(call(place, "--json", *words)[1])}
     found = [rows[subject] for subject in ("launcher", "trainer")]
     assert {one["mark"] for one in found} == {"warn"}
-    return {one["said"].removeprefix("not tried: ") for one in found}
+    return {one["said"].removeprefix("skipped: ") for one in found}
 
 
 def wait_until_trained(place: Place) -> None:

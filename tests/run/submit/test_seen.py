@@ -17,7 +17,7 @@ SUBMITTED = Submission("small-a", "a", "chain.sbatch", 0.0, outcome="submitted",
 
 
 def away(ids: Collection[int], names: Collection[str]) -> tuple[Job, ...]:
-    raise ClusterError("squeue", "gives no answer", "wait for it")
+    raise ClusterError("squeue", "does not respond", "wait for it")
 
 
 def test_a_job_is_described_in_words() -> None:
@@ -36,7 +36,7 @@ def test_a_scheduler_that_is_away_makes_a_job_unknown_and_not_failed() -> None:
     assert (seen.standing, seen.is_live) == ("unknown", False)
     clock = time.strftime("%H:%M", time.localtime(now))
     assert describe_job(seen, now, "it was running") == (
-        f"unknown since {clock} (it was running): squeue: gives no answer; wait for it"
+        f"unknown since {clock} (it was running): squeue: does not respond; wait for it"
     )
     assert describe_job(seen).startswith("unknown since 1970-01-01 ")
     assert "(it was submitted)" in describe_job(seen)

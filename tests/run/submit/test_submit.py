@@ -145,7 +145,7 @@ def test_a_slurm_that_does_not_answer_for_a_moment_is_asked_again(desk: Desk) ->
     desk.slurm.is_away, desk.paused = True, ThreePauses(desk.slurm)
     assert [job.job_id for job in desk.submit(time_s=3600.0)] == [12]
     assert len(desk.slurm.submitted()) == 1
-    assert [line for line in desk.messages if line.endswith("trying again")] != []
+    assert [line for line in desk.messages if line.endswith("retrying")] != []
 
 
 def test_a_job_that_slurm_did_not_take_before_it_went_away_is_submitted_again(desk: Desk) -> None:
@@ -419,7 +419,7 @@ def test_nodes_that_the_user_excludes_do_not_count_as_left(desk: Desk) -> None:
     desk.submit(time_s=3600.0, spares=2)
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n3"
     desk.submit(time_s=3600.0, spares=2, sbatch_options=("--exclude=n2",))
-    assert "n3 failed before, but too few nodes are left without it: trying again" in desk.messages
+    assert "n3 failed before, but too few nodes are left without it: retrying" in desk.messages
 
 
 def test_as_many_failed_nodes_as_the_job_needs_are_tried_again(desk: Desk) -> None:
@@ -427,7 +427,7 @@ def test_as_many_failed_nodes_as_the_job_needs_are_tried_again(desk: Desk) -> No
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n[2-3]"
     desk.submit(time_s=3600.0, spares=2)
     assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2"
-    assert "n3 failed before, but too few nodes are left without it: trying again" in desk.messages
+    assert "n3 failed before, but too few nodes are left without it: retrying" in desk.messages
 
 
 def test_failed_nodes_are_tried_again_if_slurm_has_too_few_others(desk: Desk) -> None:
@@ -436,7 +436,7 @@ def test_failed_nodes_are_tried_again_if_slurm_has_too_few_others(desk: Desk) ->
     desk.slurm.refuses_excluding = "allocation failure: Requested node configuration is not available"
     desk.submit(time_s=3600.0)
     assert "--exclude" not in options_of(desk.slurm.submitted()[-1])
-    assert "n2, n3 failed before, but too few nodes are left without them: trying again" in desk.messages
+    assert "n2, n3 failed before, but too few nodes are left without them: retrying" in desk.messages
 
 
 def test_a_finished_run_is_reported_and_nothing_submitted(desk: Desk) -> None:

@@ -18,7 +18,7 @@ def test_a_rate_that_continues_is_not_a_jump(lint_solvers: LintSolvers) -> None:
     assert lint_solvers({"a": HALF, "b": {"base_lr": 0.51}}) == []
 
 
-@pytest.mark.parametrize(("rate", "expected"), [(0.6, "rises by 19.8 %"), (0.25, "drops by 50.1 %")])
+@pytest.mark.parametrize(("rate", "expected"), [(0.6, "rises by 19.8%"), (0.25, "drops by 50.1%")])
 def test_a_rate_that_jumps_has_both_values(lint_solvers: LintSolvers, rate: float, expected: str) -> None:
     (found,) = lint_solvers({"a": HALF, "b": {"base_lr": rate}})
     assert (found.id, found.severity, found.phase) == ("join-jump", "warning", "b")

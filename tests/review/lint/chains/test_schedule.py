@@ -85,7 +85,7 @@ def test_a_drop_where_the_warmup_ends_has_both_values(lint_solvers: LintSolvers)
     (found,) = lint_solvers({"a": {"warmup_iter": 100, "warmup_start_lr": 0.1}})
     assert (found.id, found.severity) == ("warmup-end-jump", "warning")
     assert dict(found.values) == pytest.approx({"before": 0.991, "after": 0.81})
-    assert "drops by 18.3 %" in found.what
+    assert "drops by 18.3%" in found.what
     assert "0.991 to 0.81 (iterations 99 and 100)" in found.what
 
 

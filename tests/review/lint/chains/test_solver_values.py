@@ -49,7 +49,7 @@ TESTS = {"test_interval": 10}
         ({"type": '"RMSProp"', "rms_decay": 1}, "solver-share-range", "rms_decay is 1"),
         ({"weight_decay": -1}, "weight-decay-negative", "weight_decay is -1"),
         ({"snapshot_prefix": None}, "snapshot-prefix-missing", "writes _iter_1000.caffemodel"),
-        ({"snapshot_prefix": None, "snapshot": 50}, "snapshot-prefix-missing", "stops with"),
+        ({"snapshot_prefix": None, "snapshot": 50}, "snapshot-prefix-missing", "aborts with"),
     ],
 )
 def test_values_that_caffe_refuses_are_errors(
