@@ -193,7 +193,7 @@ def blob_values(blob: pb.BlobProto) -> Sequence[float]:
 
 def load_mean(path: str | Path) -> pb.BlobProto:
     """Load a mean image, as compute_image_mean writes it. Raises DataError."""
-    data = load_within(path, "record-bytes", DataError, "give the path of a mean file")
+    data = load_within(path, "record-bytes", DataError, "give the path to a mean file")
     try:
         blob = parse_message(data, pb.BlobProto)
     except ValueError:

@@ -234,7 +234,7 @@ def count_records(source: str, root: Path | None) -> int:
     "warning",
     "a mean file that exists here but is not a mean image",
     what="{place} {fault}",
-    effect="Caffe stops when it reads it",
+    effect="Caffe aborts when it reads it",
 )
 def check_records(net: Document[pb.NetParameter], root: Path | None) -> Iterator[Finding]:
     """Find LMDBs and mean files that exist here but are empty or damaged; each once, at its first layer.

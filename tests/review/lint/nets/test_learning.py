@@ -115,5 +115,5 @@ def test_a_weight_of_too_many_numbers_is_an_error(check_text: CheckText) -> None
     found = check_text(NET.replace("num_output: 50", "num_output: 11184811"))["blob-too-large"]
     assert "learns a blob of shape 11184811x192, which has 2,147,483,712 numbers" in found.what
     # Only some Caffes check the size, and ours, a fork of Intel's, is not among them.
-    assert not found.effect.startswith("Caffe stops")
-    assert "Intel's allows it" in found.effect and "BVLC's and NVIDIA's Caffe stop" in found.effect
+    assert not found.effect.startswith("Caffe aborts")
+    assert "Intel's allows it" in found.effect and "BVLC's and NVIDIA's Caffe abort" in found.effect
