@@ -19,7 +19,7 @@ import select
 import stat
 import termios
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -34,6 +34,7 @@ from caffe_recipes.wording import did_you_mean, printable
 _MOST_LINKS = 40
 _MOST_ENTRIES = 10_000  # of a folder that are searched for a similar name
 _REMOVE = "remove it or choose another folder"
+_HAVE_COPIED = "use a copy in a folder of your own"
 _HAVE_REMOVED = "ask its owner to remove it, or choose another folder"
 # Traversing a folder does not need permission to list it.
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -126,17 +127,30 @@ def check_replaceable(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+def make_parents(path: Path) -> None:
+    """Create the folders above a path that do not exist; raises OSError, which names the last of them.
+
+    None is created through a link or in a folder that is not trusted, as the path itself would not be.
+    """
+    with _naming(path.parent):
+        for parent in reversed(path.parents):
+            if parent.is_dir():
+                continue
+            with _open_place(parent) as place:
+                try:
+                    os.mkdir(place.name, dir_fd=place.folder)
+                except FileExistsError:
+                    if not parent.is_dir():  # another process may have just created it
+                        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+
+
 def make_own_folder(path: Path) -> None:
     """Create a folder and its parents unless it exists; raises OSError, which names it.
 
     If other users can write to the parent, a symbolic link is refused, and so is an existing folder that
     belongs to another user or that others can write to.
     """
-    with _naming(path.parent):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+    make_parents(path)
     with _naming(path), _open_place(path, is_folder=True) as place:
         with suppress(FileExistsError):
             is_shared = _is_open(os.fstat(place.folder))
@@ -296,6 +310,7 @@ class _Place:
 
     folder: int
     name: str
+    is_shared: bool
 
     def look(self) -> os.stat_result | None:
         """Return the status of the file that a rename would replace; raises OSError if it must stay."""
@@ -313,13 +328,14 @@ class _Place:
 
 
 @contextmanager
-def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
+def _open_place(
+    path: Path, *, is_folder: bool = False, owners: Collection[int] | None = None
+) -> Iterator[_Place]:
     """Resolve a path step by step, as the kernel would; raises OSError for a step that is not trusted.
 
     With `is_folder` the last step names a folder, and a link there is not followed. `is_shared` is true in a
     folder where anybody can create files; below a folder there that nobody else can change, it is false
-    again. In node.sh it becomes false only below a folder of root's, because node.sh trusts the owners of
-    files outside of shared folders, whereas links and files of others are refused here.
+    again. With `owners` the file is only read, and the rules are those of node.sh: `_check_read` has them.
     """
     steps = _split(os.path.join(Path.cwd(), path))  # noqa: PTH118 - Path would drop the step before ".."
     folder = os.open("/", _PASS)
@@ -327,28 +343,60 @@ def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
         is_shared, links = _is_open(os.fstat(folder)), 0
         while True:
             step = steps.pop()
-            if step != ".." and (not is_folder or steps) and (to := _read_link(folder, step, bool(steps))):
+            trusted = None if owners is None else (owners, is_shared)
+            to = _read_link(folder, step, bool(steps), trusted) if not is_folder or steps else None
+            if to:
                 links += 1
                 if links > _MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 steps += _split(to)
                 if to.startswith("/"):
                     folder = _step(folder, "/")
+                    is_shared = _is_open(os.fstat(folder))
                 continue
             if not steps:
                 break
             folder = _step(folder, step)
-            status = os.fstat(folder)
-            _check_owner(folder, status, is_shared)
-            if is_shared and not (_is_open(status) and status.st_mode & stat.S_ISVTX):
-                by_group = is_changed_by_group(f"/proc/self/fd/{folder}")
-                for who, can in (("anybody", _is_open(status)), ("a group", by_group)):
-                    if can:
-                        raise _untrusted(f"{who} can replace files in its folder {_name_of(folder)}")
-            is_shared = _is_open(status)
-        yield _Place(folder, step)
+            if owners is None:
+                is_shared = _check_replace(folder, is_shared)
+            else:
+                is_shared = _check_read(folder, is_shared, owners)
+        yield _Place(folder, step, is_shared)
     finally:
         os.close(folder)
+
+
+def _check_replace(folder: int, is_shared: bool) -> bool:
+    """Return whether a folder is shared; raises OSError if others could exchange our files in it."""
+    status = os.fstat(folder)
+    _check_owner(folder, status, is_shared)
+    if is_shared and not (_is_open(status) and status.st_mode & stat.S_ISVTX):
+        by_group = is_changed_by_group(f"/proc/self/fd/{folder}")
+        for who, can in (("anybody", _is_open(status)), ("a group", by_group)):
+            if can:
+                raise _untrusted(f"{who} can replace files in its folder {_name_of(folder)}")
+    return _is_open(status)
+
+
+def _check_read(step: int, is_shared: bool, owners: Collection[int]) -> bool:
+    """Return whether a folder, or a file, is shared; raises OSError if others could have put files there.
+
+    As check_step in node.sh for what is only read or run: outside of shared folders every owner is trusted.
+    Below one, root, this user and `owners` are, and so is everyone below a folder of root's. A folder of ours
+    does not end that, because others may have filled it while it was open.
+    """
+    status, me = os.fstat(step), os.geteuid()
+    it = f"its folder {_name_of(step)}" if stat.S_ISDIR(status.st_mode) else "it"
+    if is_shared and status.st_uid not in (0, me, *owners):
+        raise _untrusted(f"{it} belongs to user {status.st_uid}, who can change its contents", _HAVE_COPIED)
+    if _is_open(status):
+        if not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+            raise _untrusted(f"{it} can be changed by anybody", _HAVE_COPIED)
+        return True
+    if is_shared and is_changed_by_group(f"/proc/self/fd/{step}"):
+        raise _untrusted(f"{it} can be changed by a group", _HAVE_COPIED)
+    is_top = os.path.samestat(status, os.stat("/"))  # noqa: PTH116 - reached by ".."
+    return is_shared and not is_top and (status.st_uid != 0 or me == 0)
 
 
 def _check_owner(folder: int, status: os.stat_result, is_shared: bool) -> None:
@@ -387,11 +435,14 @@ def _step(folder: int, name: str) -> int:
     return inner
 
 
-def _read_link(folder: int, name: str, is_on_the_way: bool) -> str | None:
+def _read_link(
+    folder: int, name: str, is_on_the_way: bool, reading: tuple[Collection[int], bool] | None = None
+) -> str | None:
     """Return the target of a symbolic link, None if `name` is not one; raises OSError for an untrusted link.
 
     A link is untrusted if another user could have created it. The owner of a folder that nobody else can
     write to is trusted on the path to a file, since the user chose that path, but not for the file itself.
+    `reading` is the `owners` and `is_shared` of `_check_read`, whose rules then apply.
     """
     try:
         link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -402,7 +453,10 @@ def _read_link(folder: int, name: str, is_on_the_way: bool) -> str | None:
         if not stat.S_ISLNK(status.st_mode):
             return None
         own = (0, os.geteuid())
-        if _is_open(around):
+        if reading is not None:
+            owners, is_shared = reading
+            is_trusted = not is_shared or status.st_uid in (*own, *owners)
+        elif _is_open(around):
             is_trusted = status.st_uid in own and around.st_uid in own and bool(around.st_mode & stat.S_ISVTX)
         else:
             is_trusted = status.st_uid in own or (is_on_the_way and status.st_uid == around.st_uid)
@@ -461,14 +515,46 @@ def read_bytes(path: str | Path, most_bytes: int, *, silence_s: float = _SILENCE
     process substitution, `<(...)`, has no name: only the user can write to it, and it may take any time.
     """
     with _open_at_once(path) as file:
-        descriptor = file.fileno()
-        mode = os.fstat(descriptor).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or file.isatty()):
-            raise OSError(errno.EINVAL, "it is a device, not a file")
-        if stat.S_ISFIFO(mode):
-            return _read_pipe(descriptor, most_bytes, silence_s)
-        os.set_blocking(descriptor, True)
-        return read_pieces(file, most_bytes)
+        return _read_open(file, most_bytes, silence_s)
+
+
+def _read_open(file: BinaryIO, most_bytes: int, silence_s: float) -> bytes:
+    descriptor = file.fileno()
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or file.isatty()):
+        raise OSError(errno.EINVAL, "it is a device, not a file")
+    if stat.S_ISFIFO(mode):
+        return _read_pipe(descriptor, most_bytes, silence_s)
+    os.set_blocking(descriptor, True)
+    return read_pieces(file, most_bytes)
+
+
+def read_from(path: Path, most_bytes: int, owners: Collection[int]) -> bytes:
+    """Read as read_bytes does, but only what root, this user or `owners` could have put there.
+
+    Outside of folders where anybody can put files, every owner is trusted; a pipe without a name is the
+    user's own. Raises UntrustedPathError. The open file is compared with the one that the checked path leads
+    to, so it does not matter who renames what in the meantime.
+    """
+    with _open_at_once(path) as file:
+        if not _is_inherited_pipe(file.fileno()):
+            with _naming(path), _open_place(path, owners=owners) as place:
+                found = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+                if not os.path.samestat(found, os.fstat(file.fileno())):
+                    raise _untrusted("it was exchanged while it was opened", _HAVE_COPIED)
+                _check_read(file.fileno(), place.is_shared, owners)
+        return _read_open(file, most_bytes, _SILENCE_S)
+
+
+def _is_inherited_pipe(descriptor: int) -> bool:
+    """Return whether a file is an unnamed pipe that this process was given, as in `<(...)`."""
+    if not _name_of(descriptor).startswith("pipe:"):
+        return False
+    for other in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names
+        with suppress(OSError):  # the descriptor of the listing itself
+            if other != descriptor and os.path.sameopenfile(other, descriptor):
+                return True
+    return False
 
 
 class NotAFileError(OSError):
@@ -528,11 +614,30 @@ def load_within(path: str | Path, name: str, fault: type[CaffeRecipesError], hin
         return read_within(path, name)
 
 
+_owners: Collection[int] | None = None
+
+
+@contextmanager
+def refusing_others(owners: Collection[int]) -> Iterator[None]:
+    """Within the context, load_yaml_text reads as read_from does: for commands that run what they read."""
+    global _owners
+    before, _owners = _owners, owners
+    try:
+        yield
+    finally:
+        _owners = before
+
+
 def load_yaml_text(path: Path, kind: str, fault: type[CaffeRecipesError]) -> str:
-    """Read the text of a YAML file that should hold a `kind`; raises `fault`, also above `yaml-bytes`."""
+    """Read the text of a YAML file that should hold a `kind`; raises `fault`, also above `yaml-bytes`.
+
+    Within `refusing_others` it raises `fault`, too, for a file that others could have put there or changed.
+    """
     most = limit("yaml-bytes")
     try:
-        data = read_bytes(path, most + 1)
+        data = read_bytes(path, most + 1) if _owners is None else read_from(path, most + 1, _owners)
+    except UntrustedPathError as error:
+        raise fault(path, f"is not used: {error.why}", _HAVE_COPIED) from None
     except OSError as error:
         hint = f"give the path to a {kind}'s YAML"
         if isinstance(error, FileNotFoundError):

@@ -2,7 +2,7 @@
 
 Each bound is far above what real files need. `caffe-recipes --limit NAME=N COMMAND` raises one in LIMITS, and
 so does the variable `CAFFE_RECIPES_LIMITS=NAME=N,NAME=N`, which `caffe-torch` reads too. The others cannot be
-raised. docs/reviewing.md lists all bounds.
+raised. docs/reviewing.md lists all bounds. This module also limits the permissions of new files.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ MOST_GIT_S = 600.0
 MOST_RECORD_FILES = 100_000  # of a set of TFRecords; a manifest could claim any number of names
 MOST_HOSTS = 100_000
 MOST_HOSTFILE_BYTES = 10_000_000
+MOST_NODELIST_BYTES = 1_000_000  # of a line of a hostfile, too
 
 
 def limit(name: str) -> int:
@@ -78,6 +79,12 @@ def raise_limits(texts: Sequence[str]) -> None:
     if texts:
         os.environ[LIMITS_VARIABLE] = ",".join(f"{name}={most}" for name, most in found.items())
     bound_opencv()
+
+
+def close_umask() -> None:
+    """Make new files unwritable for others and, if the umask let others write, also for the group."""
+    umask = os.umask(0o022)
+    os.umask(umask if umask & 0o002 else umask | 0o022)
 
 
 def hint_at_limit(name: str) -> str:

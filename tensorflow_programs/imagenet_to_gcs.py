@@ -54,7 +54,6 @@ def make_records(options: argparse.Namespace) -> None:
     training = load_training(options.raw_data_dir)
     validation = load_validation(options.raw_data_dir, training.classes or ())
     parts = (("train", training, options.train_shards), ("validation", validation, options.validation_shards))
-    options.local_scratch_dir.mkdir(parents=True, exist_ok=True)
     for prefix, found, shards in parts:
 
         def show(done: int, total: int, prefix: str = prefix) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,10 @@ from caffe_recipes.files import (
     is_changed_by_group,
     lock,
     make_own_folder,
+    make_parents,
     name_beside,
     private_cache,
+    read_from,
     release,
     render_unified,
     reserve,
@@ -181,8 +184,9 @@ def test_a_folder_is_not_reached_through_a_planted_link(shared: Path) -> None:
     planted = plant(shared / "out", shared.parent / "home")
     with pytest.raises(PermissionError, match="is a symbolic link of user"):
         write_whole({planted / "profile": b"theirs"})
-    with pytest.raises(PermissionError, match="is a symbolic link of user"):
-        make_own_folder(planted / "a")
+    for make, name in ((make_own_folder, "a"), (make_own_folder, "new/a"), (make_parents, "new/a")):
+        with pytest.raises(PermissionError, match="is a symbolic link of user"):
+            make(planted / name)
     assert list((shared.parent / "home").iterdir()) == []
 
 
@@ -474,3 +478,96 @@ def test_space_is_reserved_after_a_file_and_released(tmp_path: Path) -> None:
         assert log.stat().st_blocks * 512 < 1 << 20
     assert log.read_bytes() == b"line\n"
     assert not reserve(tmp_path / "none", 1 << 20)
+
+
+def test_missing_parents_are_created_and_a_file_among_them_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    make_parents(Path("a/b/c"))
+    make_parents(Path("link/b/c"))
+    assert [str(path) for path in sorted(Path().rglob("*"))] == ["a", "a/b", "link", "real", "real/b"]
+    Path("file").touch()
+    with pytest.raises(NotADirectoryError):
+        make_parents(Path("file/b/c"))
+
+
+@as_root
+def test_what_is_run_is_read_where_only_trusted_users_could_have_put_it(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `check_read` in `node.sh` decides."""
+    for folder, owner in {"tmp/users": 0, "tmp/users/bob": STRANGER, "project": STRANGER}.items():
+        (tmp_path / folder).mkdir()
+        os.chown(tmp_path / folder, owner, owner)
+        (tmp_path / folder / "theirs").write_bytes(b"recipe")
+        os.chown(tmp_path / folder / "theirs", STRANGER, STRANGER)
+    (shared / "mine").write_bytes(b"recipe")
+    (shared / "link").symlink_to("users/bob/../bob/theirs")
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    for path in ("project/theirs", "tmp/users/theirs", "tmp/users/bob/theirs", "tmp/mine", "tmp/link"):
+        assert read_from(tmp_path / path, 100, ()) == b"recipe"
+
+
+@as_root
+def test_what_is_run_is_not_read_where_another_user_could_have_put_it(tmp_path: Path, shared: Path) -> None:
+    for folder, owner in {"own": 0, "eve": STRANGER}.items():
+        (shared / folder).mkdir()
+        (shared / folder / "file").write_bytes(b"recipe")
+        for path in (shared / folder, shared / folder / "file"):
+            os.chown(path, owner if path.name == folder else STRANGER, owner)
+    plant(shared / "link", tmp_path / "profile")
+    os.mkfifo(shared / "pipe")
+    os.chown(shared / "pipe", STRANGER, STRANGER)
+    (shared / "open").touch()
+    (shared / "open").chmod(0o666)
+    (tmp_path / "free").mkdir()
+    (tmp_path / "free/file").touch()
+    (tmp_path / "free").chmod(0o777)
+    for name, why in {
+        "tmp/own/file": f"it belongs to user {STRANGER}",
+        "tmp/eve/file": f"its folder {shared}/eve belongs to user {STRANGER}",
+        "tmp/link": f"is a symbolic link of user {STRANGER}",
+        "tmp/pipe": f"it belongs to user {STRANGER}",
+        "tmp/open": "it can be changed by anybody",
+        "free/file": f"its folder {tmp_path}/free can be changed by anybody",
+    }.items():
+        with pytest.raises(UntrustedPathError, match=why):
+            read_from(tmp_path / name, 100, ())
+    assert read_from(shared / "eve/file", 100, (STRANGER,)) == b"recipe"
+
+
+def test_what_is_run_is_read_from_an_own_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(b"named"))
+    writer.start()
+    assert read_from(tmp_path / "pipe", 100, ()) == b"named"
+    writer.join()
+    reader, end = os.pipe()
+    (tmp_path / "link").symlink_to(f"/dev/fd/{reader}")
+    for path in (Path(f"/dev/fd/{reader}"), tmp_path / "link"):
+        os.write(end, b"unnamed")
+        assert read_from(path, 7, ()) == b"unnamed"
+    os.close(reader)
+    os.close(end)
+
+
+@as_root
+def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shared / "theirs").write_bytes(b"theirs")
+    os.chown(shared / "theirs", STRANGER, STRANGER)
+    (shared / "own").write_bytes(b"own")
+    stat = os.stat
+
+    def exchange(path: str, **options: Any) -> os.stat_result:  # noqa: ANN401
+        if path == "theirs":
+            (shared / "own").rename(shared / "theirs")
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", exchange)
+    with pytest.raises(UntrustedPathError, match="it was exchanged while it was opened"):
+        read_from(shared / "theirs", 100, ())

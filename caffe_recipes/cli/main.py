@@ -15,7 +15,7 @@ import click
 
 from caffe_recipes.cli.options import examples
 from caffe_recipes.errors import CaffeRecipesError, InputError
-from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
+from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
 from caffe_recipes.wording import did_you_mean, one_line
 
 # Errors of the machine, not of the input.
@@ -134,7 +134,7 @@ CLOSED_PIPE = 141  # as after SIGPIPE; 1 would say that a check found something
 def main() -> None:
     """Run the command line; exit with 2 for bad input, 1 for a failed check, 3 for a failed run."""
     _open_standard_files()
-    _close_umask()
+    close_umask()
     output = sys.stdout
     try:
         exit_code = commands.main(prog_name="caffe-recipes", standalone_mode=False)
@@ -176,12 +176,6 @@ def _open_standard_files() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(number, "w" if number else "r"))
-
-
-def _close_umask() -> None:
-    """Make new files unwritable for others and, if the umask let others write, also for the group."""
-    umask = os.umask(0o022)
-    os.umask(umask if umask & 0o002 else umask | 0o022)
 
 
 def _raised_in(error: OSError) -> str:

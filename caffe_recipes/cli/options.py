@@ -10,7 +10,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,16 @@ FOLDER = GivenPath(is_folder=True)
 SUBMITTED = ".submissions.jsonl"
 
 
+# bash inserts what click offers without quotes, so another user's file `a$(cmd).yaml` would run a command.
+_NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9._/+=@%:,-]+")
+
+
+def complete_names(names: Iterable[str], typed: str) -> list[CompletionItem]:
+    """Return the names that begin as typed and that no shell interprets."""
+    known = (name for name in names if name.startswith(typed))
+    return [CompletionItem(name) for name in known if _NEEDS_NO_QUOTES.fullmatch(name)]
+
+
 class Name(click.types.StringParamType):
     """The name of a shipped recipe (unless `shipped` is False), or a file with one of these suffixes."""
 
@@ -85,8 +95,7 @@ class Name(click.types.StringParamType):
 
         given = ctx.params.get(param.name or "") if param.nargs == -1 else None
         names = [*self._runs(ctx), *(shipped_names() if self.shipped else []), *self._files(incomplete)]
-        known = [name for name in names if name.startswith(incomplete)]
-        items = [CompletionItem(name) for name in known if name not in (given or ())]
+        items = complete_names((name for name in names if name not in (given or ())), incomplete)
         return items or [CompletionItem(incomplete, type="file")]
 
     def _runs(self, ctx: click.Context) -> list[str]:
@@ -126,7 +135,7 @@ def complete_phase(context: click.Context, option: click.Parameter, typed: str) 
             phases = load_recipe(name).phases
         except CaffeRecipesError:
             continue
-        return [CompletionItem(phase.name) for phase in phases if phase.name.startswith(typed)]
+        return complete_names((phase.name for phase in phases), typed)
     return []
 
 
@@ -137,7 +146,7 @@ class NetName(Name):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return a recipe's matching nets after a colon, else the matching names and files."""
-        recipe, colon, net = incomplete.rpartition(":")
+        recipe, colon, _ = incomplete.rpartition(":")
         if not colon:
             return super().shell_complete(ctx, param, incomplete)
         from caffe_recipes.recipe.source import load_recipe
@@ -146,7 +155,7 @@ class NetName(Name):
             nets = load_recipe(recipe).nets
         except CaffeRecipesError:
             return []
-        return [CompletionItem(f"{recipe}:{name}") for name in nets if name.startswith(net)]
+        return complete_names((f"{recipe}:{name}" for name in nets), incomplete)
 
 
 # The number after the recipe's name in the name of a run.

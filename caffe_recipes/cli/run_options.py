@@ -192,12 +192,17 @@ class GivenRun:
     dialect: str = OURS
     trainer: str | None = None
 
-    def load(self) -> AnyRecipe:
-        """Return the recipe, translated to the dialect, with the given trainer; raises InputError."""
+    def load(self, *, is_checked: bool = True) -> AnyRecipe:
+        """Return the recipe, translated to the dialect, with the given trainer; raises InputError.
+
+        If it `is_checked`, also raises it for a recipe or profile that others can change, now or read later.
+        """
         from caffe_recipes.recipe.model import TensorFlowRecipe
         from caffe_recipes.recipe.source import load_any_recipe, load_tensorflow_run
         from caffe_recipes.render.dialect import translate_whole
 
+        if is_checked:
+            self._refuse_others()
         if self.trainer is not None:
             return load_tensorflow_run(self.recipe)
         loaded = translate_whole(load_any_recipe(self.recipe), self.dialect)
@@ -208,6 +213,17 @@ class GivenRun:
             raise InputError("--caffe", what, "omit it, or set `python` in the profile")
         trainer = str(Path(shutil.which(self.caffe) or self.caffe).absolute())
         return loaded.model_copy(update={"trainer": trainer})
+
+    def _refuse_others(self) -> None:
+        """Read no recipe or profile for the rest of this command that another user could change."""
+        from caffe_recipes.files import refusing_others
+        from caffe_recipes.run.context import find_root
+
+        context = click.get_current_context()
+        context.with_resource(refusing_others(()))
+        root = self.caffe_root or find_root(None, self.profile)
+        if root.is_dir():  # it is reported later if it is not; its owner is trusted
+            context.with_resource(refusing_others((root.stat().st_uid,)))
 
     def find_source(self, recipe: AnyRecipe) -> Path | None:
         """Return the training data to copy, from `--lmdb-source`; None to use the recipe's own source.
@@ -222,14 +238,14 @@ class GivenRun:
         """Return the Caffe root.
 
         Raises InputError if it has none of the recipe's files, and, if it `is_checked`, for one that others
-        can write in, or if they can change the recipe, the hostfile or the profile.
+        can write in, or if they can change the hostfile.
         """
         from caffe_recipes.run.context import check_own_root, find_root
-        from caffe_recipes.run.folders import own_paths, typed_files
+        from caffe_recipes.run.folders import own_paths
 
         root = find_root(self.caffe_root, self.profile, recipe, (self.recipe, self.caffe))
         if is_checked:
-            typed = [*typed_files(self.recipe, self.profile), *filter(None, (self.hostfile,))]
+            typed = filter(None, (self.hostfile,))
             check_own_root(root, [*(own_paths(root, recipe) if recipe else ()), *typed])
         return root
 

@@ -11,7 +11,6 @@ from caffe_recipes.cli.options import RECIPE, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import RunFailed
-from caffe_recipes.recipe.source import load_any_recipe, load_tensorflow_run
 from caffe_recipes.run.context import StageOptions
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
 
@@ -41,7 +40,7 @@ def stage(typed: run_options.GivenRun, whole: bool, clean: bool) -> None:
     read, and a spare gets those of the host that it replaces. Each copy is verified, and renamed into place
     atomically. A correct copy is not sent again; a file that `stage` did not write is never replaced.
     """
-    loaded = load_tensorflow_run(typed.recipe) if typed.trainer else load_any_recipe(typed.recipe)
+    loaded = typed.load()
     root = typed.find_root(loaded if loaded.reads_lmdb and not clean else None)
     source = typed.find_source(loaded)
     options = StageOptions(root, typed.hostfile, source, typed.how, typed.profile, whole)

@@ -176,7 +176,7 @@ def submit(
     """
     if not dry_run:
         consent.allow_code()
-    loaded = typed.load()
+    loaded = typed.load(is_checked=not dry_run)
     root, note = _find_root(typed, loaded, dry_run=dry_run)
     source = typed.find_source(loaded)
     name = load_any_recipe(typed.recipe).name if typed.trainer else loaded.name

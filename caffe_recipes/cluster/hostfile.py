@@ -19,7 +19,7 @@ from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import read_bytes, reading
-from caffe_recipes.limits import MOST_HOSTFILE_BYTES, MOST_HOSTS
+from caffe_recipes.limits import MOST_HOSTFILE_BYTES, MOST_HOSTS, MOST_NODELIST_BYTES
 from caffe_recipes.wording import describe_count
 
 SLURM_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
@@ -62,7 +62,7 @@ def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
     >>> parse_nodelist("c402-001,c401-[003,001-002]", "nodes")
     ('c402-001', 'c401-003', 'c401-001', 'c401-002')
     """
-    stripped = text.strip()
+    stripped = _refuse_long(text, where).strip()
     entries = _LIST_ENTRY.findall(stripped)
     if not entries or ",".join(entries) != stripped:
         raise InputError(where, f"{stripped[:80]!r} is not a node list", _LIST_HINT)
@@ -180,6 +180,14 @@ def _fold(run: list[str]) -> str:
     return folded if kept else ",".join(run)
 
 
+def _refuse_long(text: str, where: str | Path) -> str:
+    """Return a node list or a line; raises InputError for one that would take too long to parse."""
+    if len(text) > MOST_NODELIST_BYTES:
+        what = f"{text[:80]!r} continues for over {MOST_NODELIST_BYTES:,} bytes"
+        raise InputError(where, what, "write ranges, as in c401-[001-064], or one host per line")
+    return text
+
+
 def _too_many(where: str | Path, entry: str) -> InputError:
     return InputError(where, f"{entry[:80]!r} names more than {MOST_HOSTS:,} hosts", "check its ranges")
 
@@ -246,10 +254,10 @@ def _numbered_hosts(text: str, where: str | Path) -> list[tuple[str, int]]:
     """Return the hosts in order, each with the number of its line. Raises InputError."""
     hosts: list[tuple[str, int]] = []
     for number, line in enumerate(text.split("\n"), 1):
-        entry = line.strip()
+        at = f"{where}:{number}"
+        entry = _refuse_long(line, at).strip()
         if not entry or entry.startswith("#"):
             continue
-        at = f"{where}:{number}"
         found = _LINE.fullmatch(entry)
         if found is None:
             raise InputError(at, f"{entry[:80]!r} is not a host", _hint(entry[:80]))

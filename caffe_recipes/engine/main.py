@@ -21,7 +21,7 @@ from caffe_recipes.engine.ranks import AgreedFailure, Ranks, join_ranks, rank_an
 from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.engine.solver import SIGNAL_EFFECTS, SignalRequests
 from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error
-from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
+from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
 from caffe_recipes.wording import one_line
 
 
@@ -155,6 +155,7 @@ def _run(words: Sequence[str]) -> int:
     if {"-h", "-help", "--help"} & set(words) or not words:
         print(USAGE, end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
+    close_umask()
     is_rank_0 = rank_and_size(os.environ)[0] == 0
     try:
         command, flags = parse_flags(words)

@@ -12,7 +12,14 @@ from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.files import UntrustedPathError, check_trusted, read_bytes, render_unified, write_whole
+from caffe_recipes.files import (
+    UntrustedPathError,
+    check_trusted,
+    make_parents,
+    read_bytes,
+    render_unified,
+    write_whole,
+)
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
@@ -87,7 +94,7 @@ def write_files(files: Mapping[str, str], out: Path) -> list[str]:
             check_trusted(out / path)
         for file in changed:
             folders += [folder for folder in reversed(file.parents) if not folder.exists()]
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_parents(file)
         scripts = {file for file, path in changed.items() if _is_script(path)}
         write_whole({file: files[path].encode() for file, path in changed.items()}, executable=scripts)
     except OSError as error:

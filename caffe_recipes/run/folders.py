@@ -6,7 +6,6 @@ import errno
 import glob
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -22,7 +21,6 @@ from caffe_recipes.config import with_tuples
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.files import name_beside, read_within, write_whole
 from caffe_recipes.recipe.model import AnyRecipe, Transformation, validate_frozen
-from caffe_recipes.recipe.source import split_row
 from caffe_recipes.run.events import Created
 from caffe_recipes.run.journal import JOURNAL, Clock, Journal
 from caffe_recipes.run.plan import find_trainer, plan_files
@@ -97,12 +95,6 @@ def own_paths(root: Path, recipe: AnyRecipe) -> list[Path]:
     trainer = find_trainer(recipe)
     paths = (*trainer.landmarks, *trainer.inputs, "hostfile")
     return [root / path for path in dict.fromkeys(paths)] + own_run_paths(root, recipe.name)
-
-
-def typed_files(recipe: str, profile: str | None) -> list[Path]:
-    """Return the files of a recipe and a profile as typed; none for those that ship, which have names."""
-    texts = (split_row(recipe)[0], profile or "")
-    return [Path(text) for text in texts if os.path.isfile(text)]  # noqa: PTH113 - Path.is_file raises
 
 
 def own_run_paths(root: Path, name: str) -> list[Path]:

@@ -21,7 +21,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, try_each
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, names_host
 from caffe_recipes.cluster.remote import own_file_stamp
-from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
+from caffe_recipes.errors import ClusterError, DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
 from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finish, Launch, RunState, Stopped
@@ -41,6 +41,7 @@ from caffe_recipes.run.snapshots import (
     is_whole,
     place_checkpoint,
 )
+from caffe_recipes.run.staging import check_data
 from caffe_recipes.run.trainer import Checkpoint, Testing, Training
 from caffe_recipes.run.trainer_log import (
     LogPace,
@@ -443,6 +444,7 @@ def evaluate(run: Run, testing: Testing) -> None:
         paths = (testing.weights, *testing.needed)
         digests = {path: ensure_weights(run, path, testing.net) for path in paths}
         _write(run, testing.files)
+        _check_test_data(run)
         log = _next_log(run, "evaluation")
         run.emit(Evaluating(testing.weights))
         tail, stalled = _run_test(run, testing, log)
@@ -459,6 +461,15 @@ def evaluate(run: Run, testing: Testing) -> None:
         run.emit(Failed(reason, log=log))
         raise RunFailed("evaluation", reason, f"log: {log}")
     run.emit(Evaluated(testing.phase, outputs, log))
+
+
+def _check_test_data(run: Run) -> None:
+    """Raise RunFailed if another user has put the test data there since the run was prepared."""
+    try:
+        check_data(run.setting, "test")
+    except ClusterError as error:
+        run.emit(Failed(str(error)))
+        raise RunFailed(error.where, error.what, error.hint) from None
 
 
 def _run_test(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None]:

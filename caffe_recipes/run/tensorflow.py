@@ -315,8 +315,8 @@ class TensorFlow(Trainer):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The programs, and the modules beside those that RESNET_DIR names."""
-        own = [path for folder in _own_programs() for path in (folder, *sorted(Path(folder).glob("*.py")))]
+        """The programs, and the modules and bytecode beside those that RESNET_DIR names."""
+        own = [path for folder in map(Path, _own_programs()) for path in (folder, *_modules_in(folder))]
         return (*self.files(), *map(str, own))
 
     def unknown_flags(self) -> tuple[Misspelt, ...]:
@@ -613,6 +613,14 @@ def _name_checkpoint(name: str) -> str:
 
 def _arguments_of(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(argv[argv.index("python") + 1 :])
+
+
+# What Python imports from a program's folder; it runs bytecode in place of the source of that name.
+_MODULES = ("*.py", "*.pyc", "*.so", "__pycache__", "__pycache__/*.pyc")
+
+
+def _modules_in(folder: Path) -> list[Path]:
+    return sorted(path for pattern in _MODULES for path in folder.glob(pattern))
 
 
 def _own_programs() -> tuple[str, ...]:

@@ -141,3 +141,15 @@ def test_nets_are_completed_behind_their_recipe(tmp_path: Path) -> None:
 def test_rules_and_profiles_are_completed(tmp_path: Path) -> None:
     assert complete("caffe-recipes lint --explain join", tmp_path) == ["plain,join-jump"]
     assert complete("caffe-recipes profiles slu", tmp_path) == ["plain,slurm"]
+
+
+def test_no_name_is_completed_that_a_shell_would_interpret(tmp_path: Path) -> None:
+    bad = ["x$(id).yaml", "x`id`.yaml", "x;id.yaml", "x y.yaml", "x*.yaml", "x'.yaml", "x\\n.yaml", "x~.yaml"]
+    for name in bad:
+        (tmp_path / name).touch()
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "journal.jsonl").touch()
+    for command in ("run", "attach"):
+        assert complete(f"caffe-recipes {command} x", tmp_path) == ["file,x"]
+    (tmp_path / "x-1.yaml").touch()
+    assert complete("caffe-recipes run x", tmp_path) == ["plain,x-1.yaml"]

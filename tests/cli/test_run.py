@@ -5,13 +5,21 @@ import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from caffe_recipes.errors import InputError
+from caffe_recipes.cli import run
+from caffe_recipes.cli.main import commands
+from caffe_recipes.cluster.remote import check_trust
+from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe, load_recipe
+from caffe_recipes.run import context
 from caffe_recipes.run.context import find_root
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 
 
 def call(folder: Path, *words: str, command: str = "run") -> subprocess.CompletedProcess[str]:
@@ -138,7 +146,7 @@ def test_nothing_is_run_in_a_root_where_another_user_can_put_programs(
     assert [path.name for path in tmp_path.iterdir()] == [".venv-tf"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+@as_root
 @pytest.mark.parametrize("planted", ["recipe", "hostfile", "profile"])
 def test_no_recipe_hostfile_or_profile_that_another_user_can_change_is_used(
     tmp_path: Path, planted: str
@@ -160,7 +168,79 @@ def test_no_recipe_hostfile_or_profile_that_another_user_can_change_is_used(
     words += ["--profile", str(paths["profile"])]
     done = call(tmp_path, str(paths["recipe"]), *words, command="preflight")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"is used with {paths[planted]}, which belongs to user 54321, who can change its" in done.stderr
+    what = (
+        f"is used with {paths[planted]}, which"
+        if planted == "hostfile"
+        else f"{paths[planted]}: is not used: it"
+    )
+    assert (
+        f"{what} belongs to user 54321, who can change its contents; use a copy in a folder of your"
+        in done.stderr
+    )
+
+
+def plant_recipe(tmp_path: Path) -> Path:
+    """Let another user have a recipe in a folder of theirs below a shared one."""
+    theirs = tmp_path / "shared/theirs"
+    theirs.mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o1777)
+    (theirs / "mine.yaml").write_text(shipped_recipes()["digits-local"].file.read_text())
+    for path in (theirs, theirs / "mine.yaml"):
+        os.chown(path, 54321, 54321)
+    return theirs / "mine.yaml"
+
+
+@as_root
+@pytest.mark.parametrize("command", ["preflight", "run", "stage", "submit"])
+def test_no_command_that_runs_a_recipe_reads_one_of_another_user(tmp_path: Path, command: str) -> None:
+    recipe = plant_recipe(tmp_path)
+    done = call(tmp_path, str(recipe), "--caffe-root", str(tmp_path), command=command)
+    what = f"is not used: its folder {recipe.parent} belongs to user 54321, who can change its contents"
+    assert done.stderr == f"Error: {recipe}: {what}; use a copy in a folder of your own\n"
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@as_root
+@pytest.mark.parametrize("command", [("lint",), ("show",), ("submit", "--dry-run")])
+def test_a_recipe_of_another_user_can_be_reviewed(tmp_path: Path, command: tuple[str, ...]) -> None:
+    recipe = plant_recipe(tmp_path)
+    done = call(tmp_path, str(recipe), *command[1:], command=command[0])
+    assert "is not used" not in done.stderr
+
+
+@as_root
+def test_a_recipe_that_is_hidden_while_paths_are_checked_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, hidden = plant_recipe(tmp_path), tmp_path / "shared/hidden"
+
+    def check_while_hidden(*words: Any, **options: Any) -> None:  # noqa: ANN401
+        recipe.parent.rename(hidden)
+        try:
+            check_trust(*words, **options)
+        finally:
+            hidden.rename(recipe.parent)
+
+    monkeypatch.setattr(context, "check_trust", check_while_hidden)
+    monkeypatch.setattr(run, "preflight_recipe", lambda *_: [])
+    words = ["preflight", str(recipe), "--caffe-root", str(tmp_path)]
+    done = CliRunner().invoke(commands, words)
+    assert isinstance(done.exception, RecipeError), done.output
+    assert "belongs to user 54321" in str(done.exception)
+
+
+@as_root
+def test_no_recipe_or_profile_is_read_from_the_named_pipe_of_another_user(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    pipe = tmp_path / "shared/mine.yaml"
+    os.mkfifo(pipe)
+    (tmp_path / "shared").chmod(0o1777)
+    os.chown(pipe, 54321, 54321)
+    what = f"Error: {pipe}: is not used: it belongs to user 54321, who can change its contents"
+    for words in ([str(pipe)], ["digits-local", "--profile", str(pipe)]):
+        done = call(tmp_path, *words, "--caffe-root", str(tmp_path), command="preflight")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(what)
 
 
 def test_shipped_recipes_and_profiles_are_not_looked_up_in_the_current_folder(

@@ -10,6 +10,7 @@ from caffe_recipes.cluster.hostfile import (
     find_hosts_outside_job,
     load_hostfile,
     parse_hostfile,
+    parse_nodelist,
     render_hostfile,
     take_hosts,
 )
@@ -161,3 +162,11 @@ def test_hosts_of_a_job_are_known_by_short_and_full_names(
     hosts: tuple[str, ...], strangers: tuple[str, ...]
 ) -> None:
     assert find_hosts_outside_job(hosts, ("n1.example.org", "n2")) == strangers
+
+
+@pytest.mark.parametrize("text", ["a," * 600_000, f"n[{'1,' * 600_000}1]", "n" * 1_200_000, " " * 1_200_000])
+def test_a_line_that_would_take_long_to_parse_is_refused_before_it_is(text: str) -> None:
+    for parse, where in ((parse_hostfile, "given:1"), (parse_nodelist, "given")):
+        with pytest.raises(InputError, match=r"continues for over 1,000,000 bytes; write ranges") as caught:
+            parse(text, "given")
+        assert caught.value.where == where

@@ -189,3 +189,16 @@ def test_the_generated_script_starts_the_program_as_it_stands(raw: Path, tmp_pat
     assert done.returncode == 2
     # All flags are known: these are too few images for ImageNet's 1,024 files.
     assert "1,024 files for 12 records" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_no_folder_is_created_through_a_link_that_another_user_planted(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/x").symlink_to(tmp_path / "home")
+    (tmp_path / "shared").chmod(0o1777)
+    os.chown(tmp_path / "shared/x", 54321, 54321, follow_symlinks=False)
+    done = small(raw, "--local_scratch_dir", str(tmp_path / "shared/x/autostart"))
+    assert done.returncode == 2
+    assert "is a symbolic link of user 54321" in done.stderr
+    assert list((tmp_path / "home").iterdir()) == []

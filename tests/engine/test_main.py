@@ -583,3 +583,13 @@ def test_a_gpu_that_cannot_be_used_is_one_line(
 def test_a_full_gpu_is_not_reported_as_a_bug() -> None:
     error = escaped_error("layer 'conv1'", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
     assert str(error).startswith("layer 'conv1': the GPU's memory is full; lower batch_size")
+
+
+def test_under_an_open_umask_no_file_is_created_that_others_can_write(case: Path, run: Run) -> None:
+    before = os.umask(0)
+    try:
+        assert run("train", "-solver", "solver.prototxt")[0] == 0
+    finally:
+        os.umask(before)
+    for suffix in ("caffemodel", "solverstate"):
+        assert (case / f"run_iter_6.{suffix}").stat().st_mode & 0o777 == 0o644

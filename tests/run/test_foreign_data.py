@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,8 +16,9 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal
 from caffe_recipes.cluster.staging.sets import FileSet, SetFile, stat_source
 from caffe_recipes.cluster.staging.stage import StagedHost
-from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.errors import CaffeRecipesError, ClusterError, RunFailed
 from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
+from caffe_recipes.run import phase, runner
 from caffe_recipes.run.context import RunOptions, StageOptions, find_setting
 from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.staging import DataPart, check_data, check_source_access, stage_recipe
@@ -213,3 +214,19 @@ def test_the_owner_of_the_current_folder_is_not_trusted_unless_it_is_the_caffe_r
 
 def test_own_data_in_a_shared_folder_are_used(place: Place, lmdb: Path) -> None:
     assert place.run().outputs
+
+
+@pytest.mark.parametrize("part", ["test"], indirect=True)
+def test_a_test_lmdb_that_another_user_puts_there_during_the_run_is_not_tested_with(
+    place: Place, lmdb: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plant_then_evaluate(*words: Any) -> None:  # noqa: ANN401
+        plant(lmdb, "data.mdb")
+        evaluate(*words)
+
+    evaluate = phase.evaluate
+    monkeypatch.setattr(runner, "evaluate", plant_then_evaluate)
+    with pytest.raises(RunFailed, match=r"test_lmdb: contains data\.mdb, which belongs to user .*; ask its"):
+        place.run()
+    assert place.trained() != []
+    assert "evaluating" not in (place.root / "runs/small-1/journal.jsonl").read_text()

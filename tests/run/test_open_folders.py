@@ -163,6 +163,14 @@ def test_no_programs_of_another_user_in_a_shared_folder_are_run(
     with pytest.raises(InputError, match=r"resnet_main\.py, which can be changed by anybody"):
         check_own_root(tmp_path, own_paths(tmp_path, recipe))
     (theirs / "resnet_main.py").chmod(0o644)
+    cache = theirs / "__pycache__"
+    cache.mkdir()
+    (cache / "resnet_main.cpython-311.pyc").touch()
+    for path in (cache / "resnet_main.cpython-311.pyc", cache):
+        path.chmod(0o777)
+        with pytest.raises(InputError, match=rf"{path.name}, which can be changed by anybody"):
+            check_own_root(tmp_path, own_paths(tmp_path, recipe))
+        path.chmod(0o755)
     os.chown(theirs, 65534, 65534)
     with pytest.raises(InputError, match="theirs, which belongs to user nobody"):
         check_own_root(tmp_path, own_paths(tmp_path, recipe))

@@ -90,6 +90,12 @@ class RunFiles(Protocol):
     def names(self, folder: str, suffix: str = HAS_JOURNAL) -> list[str]:
         """Return the paths in a folder with a suffix, without the suffix; by default the names of runs."""
 
+    def is_own(self, path: str) -> bool:
+        """Return whether a file belongs to this user or to root; raises ClusterError if the host fails."""
+
+    def resolve(self, path: str) -> str:
+        """Return a path without symbolic links; raises ClusterError if the host fails."""
+
     def close(self) -> None:
         """Close the connection."""
 
@@ -110,8 +116,22 @@ class LocalFiles:
         found = (str(path.relative_to(folder)) for path in Path(folder).glob(f"*{suffix}"))
         return sorted(path.removesuffix(suffix) for path in found)
 
+    def is_own(self, path: str) -> bool:
+        """Return whether a file belongs to this user or to root."""
+        try:
+            return Path(path).stat().st_uid in (0, os.geteuid())
+        except OSError:
+            return False
+
+    def resolve(self, path: str) -> str:
+        """Return a path without symbolic links."""
+        return os.path.realpath(path)
+
     def close(self) -> None:
         """Do nothing: there is no connection."""
+
+
+_IS_OWN = 'case $(stat -L -c %u -- "$1") in 0 | "$(id -u)") ;; *) exit 1 ;; esac'
 
 
 @dataclass(frozen=True)
@@ -153,6 +173,14 @@ class HostFiles:
         except ValueError:
             raise unreadable(self.host, "names", " ".join(records)) from None
         return sorted(os.fsdecode(name) for name in names)
+
+    def is_own(self, path: str) -> bool:
+        """Return whether a file belongs to root or to the user that we are on the host."""
+        return self.remote.run(["sh", "-c", _IS_OWN, "sh", path]).returncode == 0
+
+    def resolve(self, path: str) -> str:
+        """Return a path without symbolic links."""
+        return self.remote.run(["readlink", "-m", "-n", "--", path]).stdout
 
     def close(self) -> None:
         """Close the connection."""

@@ -467,7 +467,8 @@ class Follower:
     def _ask_elsewhere(self, process: Process) -> bool | None:
         """Return whether a process on another host than the files is alive; None if not known or not due.
 
-        A host that cannot be reached is not asked again.
+        A host that cannot be reached is not asked again. Nor is one that another user's journal names: ssh
+        would offer our keys to it.
         """
         now, node = self.env.clock(), process.node
         due = self.once or (self.is_quiet and now - self._asked_s >= _QUIET_S)
@@ -476,6 +477,8 @@ class Follower:
         self._asked_s = now
         try:
             if node not in self._elsewhere:
+                if not self.files.is_own(process.held):
+                    raise InputError(process.held, "its journal belongs to another user")
                 self._elsewhere[node] = HostFiles(self.env.connect(node, "auto"))
             return self._elsewhere[node].read((), process).lives
         except (InputError, ClusterError) as error:  # the name in the journal may not be a valid host

@@ -12,6 +12,7 @@ from caffe_recipes.cluster.commands import Say
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.monitor.files import (
+    HAS_JOURNAL,
     NO_PROCESS,
     Process,
     ReadRequest,
@@ -33,6 +34,7 @@ from caffe_recipes.run.monitor.follow import (
     wait_for_run,
 )
 from caffe_recipes.run.submit.submissions import (
+    SUFFIX,
     Submission,
     SubmittedJob,
     describe_job,
@@ -114,10 +116,12 @@ def show_job_log(
     if there is no output yet.
     """
     with open_runs(options, env) as runs:
-        path, where = _find_output(runs, run, options)
+        path, where, is_own = _find_output(runs, run, options)
         say(f"==> {path} <==")
         offset = 0
         while True:
+            if not is_own:
+                _check_below(runs, path)
             piece = runs.files.read([ReadRequest(path, offset, _MOST_BYTES, from_start=True)]).pieces[0]
             if piece is None and not options.follow:
                 raise InputError(path, f"no such file: {where} has not started", "see caffe-recipes status")
@@ -141,25 +145,35 @@ def _not_started(run: str, jobs: JobPoller) -> InputError:
     return InputError(run, f"job {seen.label} {describe_job(seen)}", "wait for its log with -f")
 
 
-def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, str]:
-    """Return the output file of a job, and the name of the job for messages.
+def _check_below(runs: RunsFolder, path: str) -> None:
+    """Raise InputError for a file outside of the Caffe root: another user's journal can name any of ours."""
+    root, target = runs.files.resolve(runs.root), runs.files.resolve(path)
+    if not root or not target or posixpath.commonpath((root, target)) != root:
+        what = "is not shown: another user's journal names it, and it is not in the Caffe root"
+        raise InputError(path, what, "read it yourself if you trust them")
+
+
+def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, str, bool]:
+    """Return the output file of a job, the name of the job for messages, and if only our journals name it.
 
     It is the running job, else the last that has started, else the first. With `options.phase` only the jobs
     of that phase are considered.
     """
     found = parse_run_name(posixpath.basename(run.rstrip("/")))
     names = dict.fromkeys([name_recipe(run), *([found[0]] if found else [])])
-    groups = (read_submissions(runs.files, runs.path, name).latest for name in names)
-    latest = next(filter(None, groups), ())
-    own = _find_own_job(runs, run)
-    if own is not None and all(each.job_id != own.job_id for each in latest):
-        latest = tuple(sorted((*latest, own), key=lambda each: each.time_s))
+    groups = {name: read_submissions(runs.files, runs.path, name).latest for name in names}
+    name, latest = next(((name, group) for name, group in groups.items() if group), ("", ()))
+    own, journals = _find_own_job(runs, run), [f"{runs.path}/{name}{SUFFIX}"] if latest else []
+    if own is not None and all(each.job_id != own[0].job_id for each in latest):
+        journals.append(own[1])
+        latest = tuple(sorted((*latest, own[0]), key=lambda each: each.time_s))
     taken = [each for each in latest if each.job_id and options.phase in (None, each.phase)]
     if not taken:
         of = f" for phase {options.phase}" if options.phase else ""
         raise InputError(run, f"no job was submitted{of}", "submit one with caffe-recipes submit")
+    is_own = all(map(runs.files.is_own, journals))
     if len(taken) == 1 and taken[0].output:
-        return taken[0].output, f"job {taken[0].job_id}"
+        return taken[0].output, f"job {taken[0].job_id}", is_own
     seen = [(_output_of(each), each) for each in query_jobs(taken, runs.ask) if _output_of(each)]
     if not seen:
         what = f"the output file of job {taken[-1].job_id} is not known to Slurm"
@@ -168,7 +182,7 @@ def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, 
     started = [each for each, piece in zip(seen, pieces, strict=True) if piece is not None]
     running = [each for each in seen if each[1].standing == "running"]
     path, job = [*seen[:1], *started, *running][-1]
-    return path, f"job {job.job_id}"
+    return path, f"job {job.job_id}", is_own
 
 
 def _output_of(seen: SubmittedJob) -> str:
@@ -176,14 +190,18 @@ def _output_of(seen: SubmittedJob) -> str:
     return seen.submission.output or (seen.job.stdout if seen.job else "")
 
 
-def _find_own_job(runs: RunsFolder, run: str) -> Submission | None:
-    """Return a submission for the job that a run is, or was last, executed in, no matter who submitted it."""
+def _find_own_job(runs: RunsFolder, run: str) -> tuple[Submission, str] | None:
+    """Return a submission for the job that a run is, or was last, executed in, and the journal that names it.
+
+    It does not matter who submitted the job.
+    """
     with suppress(InputError):
         path = find_run(runs.files, runs.root, run)
         shown = ShownRun(run, path, load_frozen(runs.files, path))
         shown.update(runs.files.read(shown.requests()[:1]).pieces)
         if shown.job_id is not None and shown.last_s is not None:
-            return submitted_by_hand(shown.recipe.name, shown.job_id, shown.last_s)
+            job = submitted_by_hand(shown.recipe.name, shown.job_id, shown.last_s)
+            return job, f"{path}{HAS_JOURNAL}"
     return None
 
 

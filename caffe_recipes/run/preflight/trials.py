@@ -281,8 +281,10 @@ def find_untrusted(view: NodeView) -> list[HostProblem]:
     setting, root = view.setting, view.setting.root
     container = setting.profile.container
     program = container.image if container else setting.program
-    paths = map(setting.path, (program, *setting.trainer.inputs))
-    words = (str(root), str(root), *(path for path in paths if not Path(path).is_relative_to(root)))
+    shared, paths = root.resolve(), map(setting.path, (program, *setting.trainer.inputs))
+    # A link in the root may lead to a local disk.
+    elsewhere = (path for path in paths if not Path(os.path.realpath(path)).is_relative_to(shared))
+    words = (str(root), str(root), *elsewhere)
     if len(words) == 2:
         return []
     hint = "use a path in a folder that only you can write to"

@@ -50,7 +50,7 @@ from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.run.context import check_own_root
-from caffe_recipes.run.folders import check_root, describe_changes, own_paths, typed_files
+from caffe_recipes.run.folders import check_root, describe_changes, own_paths
 from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
 from caffe_recipes.run.monitor.status import RunStatus, find_status
 from caffe_recipes.run.plan import find_trainer, plan_files
@@ -358,8 +358,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     check_lmdb_source(options.environment)
     check_placed(recipe, options)
     _check_commands(env.host)
-    typed = typed_files(options.given, options.profile)
-    check_own_root(options.root, [*own_paths(options.root, recipe), *scripts, *typed])
+    check_own_root(options.root, [*own_paths(options.root, recipe), *scripts])
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
     status = _patiently(lambda: _look(recipe, options, env), say, env)

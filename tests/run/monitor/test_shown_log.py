@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
@@ -166,6 +167,26 @@ def test_the_output_file_of_a_job_is_the_one_its_script_names(place: Place, run:
     output.write_text("module: not found\n")
     show_job_log(given, options, reader._write, reader.messages.append)
     assert reader.log == b"module: not found\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+@pytest.mark.parametrize("on", [None, "localhost"])
+def test_a_journal_of_another_user_names_no_file_of_ours_as_output(place: Place, on: str | None) -> None:
+    output, key = submit(place), place.root.parent / "key"
+    key.write_text("secret\n")
+    output.symlink_to(key)
+    options, env = LogOptions(str(place.root), on), FollowEnv(lambda name, copy_with: LocalHost(name))
+    reader = Reader(place)
+    show_job_log("small", options, reader._write, reader.messages.append, env)
+    assert reader.log == b"secret\n"  # our own journal
+    os.chown(submissions_path(place.root, "small"), 54321, 54321)
+    with pytest.raises(InputError, match="is not shown: another user's journal names it") as caught:
+        show_job_log("small", options, reader._write, reader.messages.append, env)
+    assert caught.value.where == str(output)
+    output.unlink()
+    output.write_text("loss\n")
+    show_job_log("small", options, reader._write, reader.messages.append, env)
+    assert reader.log == b"secret\nloss\n"
 
 
 def test_without_a_job_there_is_no_output_to_show(place: Place) -> None:

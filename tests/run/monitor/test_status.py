@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.errors import ClusterError, HostFailed, InputError
@@ -310,6 +311,22 @@ def test_an_impossible_number_in_a_journal_counts_as_damage(
     second, first = StatusViewer(place).all(no_slurm)
     assert (second.state, first.state) == ("finished", "unknown")
     assert "is not a journal line" in summarize_status(first)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_no_connection_is_made_to_a_host_that_another_user_s_journal_names(place: Place) -> None:
+    folder, asked = write_run(place.root, place.recipe, started(host="other"), launched()), list[str]()
+
+    def connect(name: str, copy_with: str) -> Host:
+        asked.append(name)
+        return StandInHost(name, fault=HostFailed(name, "cannot be reached"))
+
+    env = FollowEnv(connect, ask=no_slurm)
+    find_status("small", StatusOptions(str(place.root)), env)
+    assert asked == ["other"]
+    os.chown(folder / "journal.jsonl", 54321, 54321)
+    status = find_status("small", StatusOptions(str(place.root)), env)
+    assert (status.state, asked) == ("unknown", ["other"])
 
 
 def test_a_process_on_an_unreachable_host_is_reported_as_unknown(place: Place) -> None:

@@ -123,10 +123,15 @@ def test_a_trial_answer_with_too_many_digits_is_not_parsed() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
-def test_on_a_host_where_others_can_change_the_weights_nothing_is_tried(place: Place, shared: Path) -> None:
+@pytest.mark.parametrize("by_link", [False, True])
+def test_on_a_host_where_others_can_change_the_weights_nothing_is_tried(
+    place: Place, shared: Path, by_link: bool
+) -> None:
     weights = shared / "w.caffemodel"
     weights.touch()
-    place.edit("{name: init,", f"{{name: init, weights: {weights},")
+    (place.root / "w.caffemodel").symlink_to(weights)  # in the shared root, but to a disk of each host
+    given = "w.caffemodel" if by_link else weights
+    place.edit("{name: init,", f"{{name: init, weights: {given},")
     recipe = load_recipe(place.recipe)
     setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: LocalHost(name))
     two = Processors(frozenset({0, 1}), 2, 1)

@@ -552,19 +552,6 @@ def test_no_script_is_submitted_that_another_user_can_exchange(desk: Desk, tmp_p
     assert desk.slurm.submitted() == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
-def test_no_recipe_is_submitted_that_another_user_can_change(desk: Desk, tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    theirs = shared / "small.yaml"
-    shutil.copy(desk.recipe, theirs)
-    os.chown(theirs, 54321, 54321)
-    with pytest.raises(InputError, match=rf"is used with {theirs}, which belongs to user 54321"):
-        desk.submit(time_s=3600.0, given=str(theirs))
-    assert desk.slurm.submitted() == []
-
-
 def test_nothing_is_submitted_from_a_root_where_another_user_can_put_journals(desk: Desk) -> None:
     victim = desk.root.parent / "profile"
     victim.write_text("mine")
