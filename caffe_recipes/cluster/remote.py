@@ -178,8 +178,8 @@ def ask_node(
     return answer.split()
 
 
-# Paths that we read; data, of whose further files only the first that exists is read; and data that may be absent,
-# since staging has not copied them yet.
+# Paths that we read; data, of whose further files only the first that exists is read; and data that may be
+# absent, since staging has not copied them yet.
 ReadVerb = Literal["read", "read-data", "may-read-data"]
 
 

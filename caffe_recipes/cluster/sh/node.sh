@@ -76,7 +76,8 @@ check_step() {
 # PATH: refuses a path that cannot be trusted. Its folders, its links and their targets must belong to root, to us or to
 # the Caffe root's owner, and nobody else may replace any of them: where others can write, the sticky bit must be set.
 check_path() {
-    way='' rest=$1 links=0 shared=no
+    way='' links=0 shared=no
+    case $1 in /*) rest=$1 ;; *) rest=$PWD/$1 ;; esac
     while [ -n "$rest" ]; do
         step=${rest%%/*}
         case $rest in */*) rest=${rest#*/} ;; *) rest='' ;; esac
@@ -131,7 +132,6 @@ free_bytes() {
     df --output=avail -B1 -- "$near" | tail -n 1 | tr -d ' '
 }
 
-# FILE: prints its size if we can read it, else 0.
 size_of() { if [ -f "$1" ] && [ -r "$1" ]; then stat -L -c %s -- "$1"; else echo 0; fi; }
 
 # FILE: refuses to copy from it if another user could have put it there; a node may lack it.
