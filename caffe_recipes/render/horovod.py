@@ -44,7 +44,7 @@ class _Script:
     notes: tuple[str, ...] = ()
     settings: str = ""
     imports: bool = False
-    # node.sh checks the last path in argv, which is only written if the verb is `trust`, and what is in `read`.
+    # node.sh checks the last path in argv, which is only written if the verb is `trust`, and `read`.
     verb: str = "read"
     read: str = ""
 
