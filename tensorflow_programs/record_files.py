@@ -8,9 +8,12 @@ listing. This module does not need TensorFlow.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import socket
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +22,8 @@ from pathlib import Path
 from typing import TypeVar
 
 BUILD_RECORDS = "build the records with imagenet_to_gcs.py"
+OWN_RECORDS = "use records in a folder of your own"
+_MOST_LINKS = 40
 T = TypeVar("T")
 
 
@@ -127,17 +132,60 @@ class Share:
         return files[self.group_rank :: self.group_ranks] if self.is_by_file else files
 
 
+def check_trusted(path: Path) -> None:
+    """Raise BadInput if another user could have put a file there; OSError if it does not exist.
+
+    As in `caffe-recipes run`: below a folder where anybody can create files, such as /tmp, each folder, link
+    and file on the path must belong to root, to this user, or to the owner of these programs.
+    """
+    trusted = {0, os.geteuid(), Path(__file__).stat().st_uid}
+    way, rest, is_shared, links = Path("/"), list(path.parts[:0:-1]), False, 0
+    while rest:
+        if (step := rest.pop()) == "..":
+            way, rest, is_shared = Path("/"), rest + list(way.parent.parts[:0:-1]), False
+            continue
+        here = way / step
+        status = here.lstat()
+        problem = f"belongs to user {status.st_uid}" if is_shared and status.st_uid not in trusted else ""
+        if stat.S_ISLNK(status.st_mode):
+            to, links = here.readlink(), links + 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            if to.is_absolute():
+                way, is_shared = Path("/"), False
+            rest += [part for part in reversed(to.parts) if part != "/"]
+        else:
+            way = here
+            is_open = bool(status.st_mode & stat.S_IWOTH)
+            if is_open and not status.st_mode & stat.S_ISVTX:
+                problem = "can be changed by anybody"
+            is_shared = is_open or (is_shared and (status.st_uid != 0 or os.geteuid() == 0))
+        if problem:
+            message = f"{path}: {here} {problem} on {socket.gethostname()}; {OWN_RECORDS}"
+            raise BadInput(message, is_local=True)
+
+
+def _find_size(file: Path) -> int | None:
+    """Return the size of a file that can be trusted; None if there is none."""
+    try:
+        check_trusted(file)
+        return file.stat().st_size if file.is_file() else None
+    except OSError:
+        return None
+
+
 def load_files(data_dir: str, images: int, classes: int, groups: int = 1, group: int = 0) -> RecordFiles:
     """Return the files listed in the manifest of a folder of TFRecords.
 
-    Raises BadInput if a file of the group is missing or incomplete, or if the manifest does not list `images`
-    records, or names other than `classes` classes.
+    Raises BadInput if a file of the group is missing or incomplete, if another user could have put one there,
+    or if the manifest does not list `images` records, or names other than `classes` classes.
     """
     folder = Path(data_dir).absolute()
     path = folder / ".manifest.json"
     if not path.exists():
         path = folder.with_name(f"{folder.name}.manifest.json")
     try:
+        check_trusted(path)
         manifest = json.loads(path.read_bytes())
         records, shards, prefix = int(manifest["records"]), int(manifest["shards"]), str(manifest["prefix"])
         sizes, seed = [int(size) for size in manifest["sizes_bytes"]], int(manifest["seed"])
@@ -157,7 +205,7 @@ def load_files(data_dir: str, images: int, classes: int, groups: int = 1, group:
     paths = [str(folder / f"{prefix}-{shard:05d}-of-{shards:05d}") for shard in range(shards)]
     of_group = f"; group {group} of {groups} reads it" if groups > 1 else ""
     for file, size in deal_files(list(zip(paths, sizes, strict=True)), groups, group, seed):
-        found = Path(file).stat().st_size if Path(file).is_file() else None
+        found = _find_size(Path(file))
         if found != size:
             what = "missing" if found is None else f"{found:,} bytes, not {size:,},"
             message = f"{file}: {what} on {socket.gethostname()}{of_group}; copy the records again"

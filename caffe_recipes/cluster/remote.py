@@ -178,12 +178,18 @@ def ask_node(
     return answer.split()
 
 
+# Paths that we read; data, of whose further files only the first that exists is read; and data that may be
+# absent, since staging has not copied them yet.
+ReadVerb = Literal["read", "read-data", "may-read-data"]
+
+
 def check_trust(
-    host: Host, verb: Literal["read", "trust"], *words: str, timeout_s: float = COMMAND_S, hint: str
+    host: Host, verb: ReadVerb | Literal["trust"], *words: str, timeout_s: float = COMMAND_S, hint: str
 ) -> None:
     """Raise NodeRefusal if another user could have put files on a host that we read, or for `trust` write.
 
-    `words` are a path, the Caffe root, and more paths. Raises HostFailed if there is no answer.
+    What we read must exist if anybody could create it. `words` are a path, the Caffe root, and more paths.
+    Raises HostFailed if there is no answer.
     """
     ask_node(host, verb, *words, timeout_s=timeout_s, hint=hint, valid="trusted")
 

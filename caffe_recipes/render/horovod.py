@@ -9,6 +9,7 @@ import json
 import shlex
 from dataclasses import dataclass
 
+from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.headers import header_line
 from caffe_recipes.render.scripts import templates
@@ -43,6 +44,9 @@ class _Script:
     notes: tuple[str, ...] = ()
     settings: str = ""
     imports: bool = False
+    # node.sh checks the last path in argv, which is only written if the verb is `trust`, and `read`.
+    verb: str = "read"
+    read: str = ""
 
 
 _MODELS = _Path("MODEL_DIR", "parent folder of models; this run uses {model}")
@@ -50,6 +54,7 @@ _RESNET = _Path(
     "RESNET_DIR",
     "tensorflow_programs of caffe-recipes, or models/official/resnet of a modified tensorflow/tpu",
 )
+_PROGRAMS = '"$RESNET_DIR" "$RESNET_DIR"/*.py'
 
 
 def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
@@ -68,6 +73,9 @@ def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
             "recipe": recipe,
             "header": header,
             "words": _words(script),
+            "used": next(
+                _quote(word.partition("=")[2] or word) for word in reversed(script.argv) if "\0" in word
+            ),
             "program": _quote(script.argv[script.head - 1]),
             "width": max(len(path.name) for path in script.paths),
         }
@@ -77,7 +85,7 @@ def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
         recipe=recipe, header=header, run=run.schedule, batch=recipe.cluster.global_batch
     )
     files[f"{folder}/tf_rates.json"] = _render_rates(run, header)
-    return files
+    return files | {"jobs/lib/node.sh": program_text("node")}
 
 
 def _prepare() -> _Script:
@@ -91,12 +99,20 @@ def _prepare() -> _Script:
         _Path("TF_RECORDS_DIR", "folder for the TFRecords"),
     )
     notes = (
-        "imagenet_to_gcs.py shuffles the classes across its files; according to the source, 2 to 3% of",
-        "accuracy is lost without that. `caffe-recipes data check` measures the shuffling, and",
-        "`caffe-recipes data tfrecords` writes such files from an LMDB.",
+        "imagenet_to_gcs.py shuffles the classes across its files; the source lost 2 to 3% without that.",
+        "`caffe-recipes data check` measures it; `caffe-recipes data tfrecords` writes such files.",
     )
     argv = prepare_argv(*(_var(path.name) for path in paths))
-    return _Script("tf_prepare.sh", "Write TFRecords from ImageNet's raw images.", paths, argv, 2, notes)
+    return _Script(
+        "tf_prepare.sh",
+        "Write TFRecords from ImageNet's raw images.",
+        paths,
+        argv,
+        2,
+        notes,
+        verb="trust",
+        read='"$IMAGENET_TO_GCS" "$RAW_IMAGE_DIR"',
+    )
 
 
 def _train(recipe: AnyRecipe, run: HorovodRun) -> _Script:
@@ -125,7 +141,7 @@ def _train(recipe: AnyRecipe, run: HorovodRun) -> _Script:
         f"{describe_count(run.intra_threads, 'thread')} in each.",
     )
     title = f"Train on {cluster.ranks} workers, {cluster.global_batch:,} images per step."
-    return _Script("tf_train.sh", title, paths, argv, 7, notes, imports=True)
+    return _Script("tf_train.sh", title, paths, argv, 7, notes, imports=True, read=f'{_PROGRAMS} "$data"')
 
 
 def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
@@ -146,7 +162,9 @@ def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
     batches = -(-images // testing.batch_size)
     title = f"Test the model on one node: {batches} batches of {testing.batch_size}, {images:,} images."
     notes = ("`caffe-recipes tf log FILE` reads its output.",)
-    return _Script("tf_evaluate.sh", title, paths, argv, 2, notes, settings)
+    return _Script(
+        "tf_evaluate.sh", title, paths, argv, 2, notes, settings, read=f'{_PROGRAMS} "$VALIDATION_DIR"'
+    )
 
 
 def _var(name: str) -> str:
@@ -154,12 +172,15 @@ def _var(name: str) -> str:
     return f"\0{name}\0"
 
 
-# Flags that the source writes on the line of the flag before.
-_BESIDE = ("--num_inter_threads", "--kmp_blocktime")
+# Flags that are written on the line of the flag before.
+_BESIDE = (
+    *("--train_steps", "--num_intra_threads", "--num_inter_threads"),
+    *("--use_tpu=False", "--kmp_blocktime", "--local_scratch_dir"),
+)
 
 
 def _words(script: _Script) -> str:
-    """Return an argv as shell text in the lines of the source: the program first, then the flags."""
+    """Return an argv as shell text in a few lines: the program first, then the flags."""
     lines = [[*script.argv[: script.head]]]
     for word in script.argv[script.head :]:
         if word.startswith("--") and word not in _BESIDE:

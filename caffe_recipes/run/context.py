@@ -317,6 +317,8 @@ def _hint_for_owner(path: Path, root: Path) -> str:
             return f"use a copy in a folder of your own, or {ask}"
         if not is_trusted:
             return "use a copy in a folder of your own"
+    if not os.path.lexists(path):
+        return "create it first, or use a folder of your own"
     return "make it writable only by you, or choose another"
 
 

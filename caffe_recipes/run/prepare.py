@@ -91,7 +91,7 @@ def stage_data(run: Run) -> None:
     # The plan of staging is not worth printing if this machine is the only host.
     is_worth_printing = len(hosts) > 1 or not hosts[0].is_local
     ways = find_staging_env(setting.profile, setting.how)
-    check_data(setting, "test")
+    check_data(setting, "test", may_be_absent=True)
     with run.lock.preparing:
         placed = stage_run(setting, ways, run.notify if is_worth_printing else lambda line: None)
     sent = [each.host for each in placed if each.outcome == "sent"]
@@ -102,6 +102,8 @@ def stage_data(run: Run) -> None:
     if failed:
         raise refusal(failed, place, len(placed))
     check_data(setting, "train")
+    if setting.trainer.tests_on_ranks:
+        check_data(setting, "test")
 
 
 def ensure_weights(run: Run, path: str, net: str) -> str:

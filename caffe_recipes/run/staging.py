@@ -224,9 +224,12 @@ _HINTS = {
 }
 
 
-def ask_about_data(setting: Setting, part: DataPart, hosts: Sequence[Host]) -> tuple[Answer[object], ...]:
+def ask_about_data(
+    setting: Setting, part: DataPart, hosts: Sequence[Host], *, may_be_absent: bool = True
+) -> tuple[Answer[object], ...]:
     """Ask hosts who could have put the data there; the error of an answer names the folder and its owner.
 
+    Data that staging has not copied yet `may_be_absent`; ask about them again before they are read.
     Test data are asked about on this machine, which evaluates, and on the hosts only if ranks read them too.
     """
     trainer = setting.trainer
@@ -238,7 +241,8 @@ def ask_about_data(setting: Setting, part: DataPart, hosts: Sequence[Host]) -> t
         hosts = [*here, *(host for host in hosts if trainer.tests_on_ranks and host not in here)]
     path, root, hint = setting.path(folder), str(setting.root), _HINTS[part]
     words = (path, root, *trainer.data_files(path))
-    return ask_all(hosts, lambda host: remote.check_trust(host, "read", *words, hint=hint), ASK_S)
+    verb: remote.ReadVerb = "may-read-data" if may_be_absent else "read-data"
+    return ask_all(hosts, lambda host: remote.check_trust(host, verb, *words, hint=hint), ASK_S)
 
 
 _SOURCE_HINT = "ask its owner to remove it, or give the folder of your own copy with --lmdb-source"
@@ -252,8 +256,8 @@ def check_source_access(root: Path, paths: Sequence[str]) -> None:
     remote.check_trust(LocalHost(), "read", folder, str(root), *rest, timeout_s=limit_s, hint=_SOURCE_HINT)
 
 
-def check_data(setting: Setting, part: DataPart) -> None:
+def check_data(setting: Setting, part: DataPart, *, may_be_absent: bool = False) -> None:
     """Raise ClusterError if another user could have put the data there that a run reads."""
-    error = first_error(ask_about_data(setting, part, setting.hosts))
+    error = first_error(ask_about_data(setting, part, setting.hosts, may_be_absent=may_be_absent))
     if error is not None:
         raise error

@@ -4,7 +4,7 @@
 # shellcheck disable=SC2153,SC2064 # run.sh sets RECIPE etc.; traps expand the name of the signal when they are set
 readonly CHAIN_INTERFACE=1
 JOBS=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-readonly NODE=$JOBS/lib/node.sh OWN_HINT='make it writable only by you, or set CAFFE_ROOT to another folder'
+readonly NODE=$JOBS/lib/node.sh
 
 print_help() {
   sed -n '2,/^$/s/^# \{0,1\}//p' "$JOBS/$RECIPE/run.sh"
@@ -45,9 +45,6 @@ evaluate() { # NET BATCHES MODEL...
 }
 
 results() { [[ $PASS != train ]] || printf "$RECIPE: done: %s\n" "$@" >&2; } # MODEL...
-
-# Runs one pass over the chain: check, place or train.
-pass() { PASS=$1 && chain; }
 
 # exec, so that a signal to the background job reaches mpiexec itself.
 train() { exec env "${THREADS[@]}" "${TRAIN[@]}" --solver="$1" ${2:+--weights="$2"}; } # SOLVER WEIGHTS
@@ -206,7 +203,7 @@ is_intact() { # SNAPSHOT DIGEST_LINE
 check_weights() { # FILE NAME
   local file
   for file in "" ${MADE[@]+"${MADE[@]}"}; do [[ $1 != "$file" ]] || return 0; done
-  OWN+=("$1")
+  READS+=("$1")
   [[ -f $1 && -s $1 ]] || stop 2 "$1: missing or empty; $2 starts from it"
   head -c 1 -- "$1" | grep -qv '<' || stop 2 "$1: a text file, not a caffemodel; $2 starts from it"
 }
@@ -232,40 +229,45 @@ check_phase() { # NAME NET WEIGHTS SNAPSHOT STOP_ITER KEPT...
   [[ -z $changed ]] || stop 2 "$model: made from a different $changed; move it away to train $1 again"
 }
 
-# Prints the absolute path of a file in the Caffe root, the same on every host.
-whole_path() { # PATH
-  local path=${1#./}
-  [[ $path == /* ]] || path=$(pwd -P)/$path
-  while [[ $path == */ && $path != / ]]; do path=${path%/}; done
-  printf '%s' "$path"
+# Sets WHOLE to the absolute paths, the same on every host, of those in the Caffe root; leaves out empty ones.
+whole_paths() { # PATH...
+  local path
+  WHOLE=()
+  for path in "$@"; do
+    [[ -z $path || $path == /* ]] || path=$(pwd -P)/${path#./}
+    while [[ $path == */ && $path != / ]]; do path=${path%/}; done
+    [[ -z $path ]] || WHOLE+=("$path")
+  done
 }
 
 # Probes all nodes at once, before anything is written; BARE are the nodes that lack the training LMDB.
 find_lmdbs() {
-  local hosts=("${HOSTS[@]}") missing='' other='' silent='' refused='' i state bytes digest source_bytes number='(0|[1-9][0-9]{0,18})'
-  LMDB_PATH=$(whole_path "$LMDB") SOURCE=${LMDB_SOURCE:+$(whole_path "$LMDB_SOURCE")/data.mdb}
+  local missing='' other='' silent='' refused='' i state bytes digest source_bytes number='(0|[1-9][0-9]{0,18})'
+  whole_paths "$LMDB" "$LMDB_SOURCE"
+  LMDB_PATH=${WHOLE[0]} SOURCE=${WHOLE[1]:+${WHOLE[1]}/data.mdb}
   SOURCE_DIGEST=$(sh "$NODE" manifest "$SOURCE" | last_answer)
   SOURCE_DIGEST=${SOURCE_DIGEST#manifest }
   [[ $SOURCE_DIGEST != refused* ]] ||
     stop 2 "LMDB_SOURCE: $SOURCE ${SOURCE_DIGEST#refused }; set LMDB_SOURCE to your own copy, or ask its owner to remove it"
-  [[ $LMDB == /* ]] || hosts=("${HOSTS[0]}") # all nodes share the Caffe root
-  ask_each "${hosts[@]}" -- probe "$LMDB_PATH" "$SOURCE" - "$(whole_path "$TEST_LMDB")" # a solver may test
-  for i in "${!hosts[@]}"; do
+  whole_paths "$TEST_LMDB" "${READS[@]}" # a solver may test
+  ask_each "${HOSTS[@]}" -- probe "$LMDB_PATH" "$SOURCE" - "${WHOLE[@]}"
+  for i in "${!HOSTS[@]}"; do
     read -r state bytes digest source_bytes <<<"${ANSWERS[i]}"
     # Bash would run commands in anything else that it calculates with.
     [[ $state == refused || "$bytes $source_bytes" =~ ^$number\ $number$ ]] || state=unreadable
+    [[ $LMDB == /* || $state != @(absent|present) ]] || ((i == 0)) || continue # all nodes share the Caffe root
     case $state in
-      absent) if ((source_bytes)); then BARE+=("${hosts[i]}") BYTES=$source_bytes; else missing+=" ${hosts[i]}"; fi ;;
+      absent) if ((source_bytes)); then BARE+=("${HOSTS[i]}") BYTES=$source_bytes; else missing+=" ${HOSTS[i]}"; fi ;;
       present)
         ((bytes && (source_bytes == 0 || bytes == source_bytes))) &&
-          [[ $digest == - || $SOURCE_DIGEST == - || $digest == "$SOURCE_DIGEST" ]] || other+=" ${hosts[i]}"
+          [[ $digest == - || $SOURCE_DIGEST == - || $digest == "$SOURCE_DIGEST" ]] || other+=" ${HOSTS[i]}"
         ;;
-      refused) refused+="${refused:+; }${hosts[i]}: ${ANSWERS[i]#refused }" ;;
-      *) silent+=" ${hosts[i]}" ;;
+      refused) refused+="${refused:+; }${HOSTS[i]}: ${ANSWERS[i]#refused }" ;;
+      *) silent+=" ${HOSTS[i]}" ;;
     esac
   done
   [[ -z $silent ]] || stop 3 "$LMDB: no answer from$silent; check that $PWD exists there, and $(ssh_hint "${silent##* }")"
-  [[ -z $refused ]] || stop 2 "$LMDB on $refused; ask its owner to remove it, or set another \`lmdb\` in the recipe"
+  [[ -z $refused ]] || stop 2 "$LMDB on $refused; ask its owner to remove it, or set another path in the recipe"
   [[ -z $other ]] || stop 2 "$LMDB: not a copy of LMDB_SOURCE ('$LMDB_SOURCE') on$other; move it away there"
   [[ -z $missing ]] || stop 2 "$LMDB: missing on$missing, and not in LMDB_SOURCE ('$LMDB_SOURCE'); \
 set LMDB_SOURCE to a copy that all nodes can read, or $LMDB_HINT"
@@ -304,9 +306,8 @@ is_complete() { # LOG SNAPSHOT STOP_ITER
   ((${at:--1} >= $3))
 }
 
-# If Caffe's schedule continues beyond the phase, stops Caffe once the snapshot of the phase's last iteration is
-# complete; later snapshots are left in place. This runs in the background job, so that it happens even if run.sh is
-# killed.
+# If Caffe's schedule continues beyond the phase, stops Caffe once the snapshot of its last iteration is complete; later
+# snapshots are left in place. This runs in the background job, so that it happens even if run.sh is killed.
 run_until_complete() { # LOG SNAPSHOT STOP_ITER COMMAND...
   local log=$1 snapshot=$2 stop_iter=$3 child signal end grace_s
   grace_s=$((10#$STOP_GRACE_S)) # reads 08 as decimal; anything but a number ends the job before training
@@ -335,8 +336,7 @@ last_loss() { # LOG STOP_ITER
 # This Caffe returns 0 after SIGINT, and continues to train when the loss is NaN or has saturated.
 check_log() { # NAME STOP_ITER
   local log=$STATE/$1.log loss
-  [[ -n $2 ]] ||
-    ! grep -qF 'Optimization stopped early' "$log" || stop 3 "$1: stopped early by a signal; run run.sh again"
+  [[ -n $2 ]] || ! grep -qF 'Optimization stopped early' "$log" || stop 3 "$1: stopped early by a signal; run run.sh again"
   loss=$(last_loss "$log" "$2")
   case $loss in
     *nan* | *inf* | 87.336*) stop 3 "$1: the loss is $loss; see $log, and fix the learning rates" ;;
@@ -414,7 +414,7 @@ evaluate_model() { # NET BATCHES MODEL LOG_NAME
     command -v -- "$TRAINER" >/dev/null ||
       stop 3 "$3: trained, but not evaluated: $TRAINER not found from $PWD; run run.sh again where it exists"
     is_intact "$3" "$(sed -n 2p <<<"$settings")" || stop 3 "$3: $DAMAGED"
-    check_own "ask its owner to remove it" "$PWD" "$(whole_path "$TEST_LMDB")"
+    check_own "$PWD" "$TEST_LMDB" "$(command -v -- "$TRAINER")"
     say "evaluating $3"
     logged "$4" test_model "$@" || stop 3 "evaluation: returned $?; see $log"
     check_log "$4" ''
@@ -426,16 +426,12 @@ evaluate_model() { # NET BATCHES MODEL LOG_NAME
 }
 
 # Refuses a folder in which others can create files, as their links would be followed, and paths that they could change.
-check_own() { # HINT FOLDER [PATH...]
-  local answer
-  answer=$(sh "$NODE" trust "$2" "$PWD" "${@:3}" | last_answer) || true
-  [[ $answer == trusted ]] || stop 2 "$2: ${answer#refused }; $1"
-}
-
-check_own_files() { # PATH...
-  local path paths=()
-  for path in "$@"; do [[ -z $path ]] || paths+=("$(whole_path "$path")"); done
-  check_own "$OWN_HINT" "$PWD" "${paths[@]}"
+check_own() { # FOLDER [PATH...]
+  local answer hint='make it writable only by you, or use a copy in a folder of your own'
+  whole_paths "$@"
+  answer=$(sh "$NODE" trust "${WHOLE[0]}" "$PWD" "${WHOLE[@]:1}" | last_answer) || true
+  [[ $answer != *' could create it' ]] || hint='create it first, or use a folder of your own'
+  [[ $answer == trusted ]] || stop 2 "$1: ${answer#refused }; $hint"
 }
 
 # Two locks: only the script holds 7, and everything that it starts inherits 9. So an mpiexec that outlived its killed
@@ -443,7 +439,7 @@ check_own_files() { # PATH...
 # Other users must not be able to open the locks: whoever can read a lock can hold it, and keep us waiting.
 lock() {
   mkdir -p -- "$STATE/incoming" || stop 3 "$STATE: cannot be written; check the disk"
-  check_own "$OWN_HINT" "$PWD/$STATE/incoming"
+  check_own "$PWD/$STATE/incoming"
   { (umask 077 && cd -- "$STATE" && touch script.lock lock && chmod 600 script.lock lock) &&
     exec 7>>"$STATE/script.lock" 9>>"$STATE/lock"; } ||
     stop 3 "$STATE: its locks cannot be written; check who owns them, and the disk"
@@ -470,14 +466,15 @@ start_chain() { # INTERFACE [--help]
   for tool in "${tools[@]}"; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
-  check_own_files "$(command -v -- "$TRAINER")" hostfile "$PROTOTXT_DIR" "$NETS_DIR" \
+  READS=("$(command -v -- "$TRAINER" || printf '%s' "$TRAINER")" ${MEAN_FILES[@]+"${MEAN_FILES[@]}"})
+  check_own "$PWD" "${READS[@]}" hostfile "$PROTOTXT_DIR" "$NETS_DIR" \
     "logs/$RECIPE" "logs/$RECIPE"/*.log "$JOBS/../prototxt/$RECIPE" "$JOBS/../prototxt/$OUR_NETS"
   configure_hydra
   read_hosts
   STATE=logs/$RECIPE UNTRAINED=() BARE=() MADE=() OWN=() EVALUATES=''
   for net in "${NETS[@]}"; do check_prototxt "$(net_of "$net")" "$NETS_DIR/$net.prototxt"; done
-  pass check
-  check_own_files "${OWN[@]}" ${MEAN_FILES[@]+"${MEAN_FILES[@]}"}
+  PASS=check chain
+  check_own "$PWD" "${OWN[@]}" "${READS[@]}"
   ((${#UNTRAINED[@]} == 0)) || find_lmdbs
   lock
   command -v -- "$TRAINER" >/dev/null ||
@@ -487,9 +484,9 @@ start_chain() { # INTERFACE [--help]
   for signal in INT TERM HUP; do trap "interrupted $signal" "$signal"; done
   stage
   for net in "${NETS[@]}"; do place_prototxt "$(net_of "$net")" "$NETS_DIR/$net.prototxt"; done
-  pass place
+  PASS=place chain
   ((NODES > 1)) || [[ -e hostfile ]] ||
     { printf 'localhost\n' >hostfile && say "hostfile: not found; created it with localhost"; } ||
     stop 3 "$PWD/hostfile: cannot be written; check the disk"
-  pass train
+  PASS=train chain
 }

@@ -7,15 +7,16 @@
 #   RAW_IMAGE_DIR    folder of ImageNet's raw images
 #   TF_RECORDS_DIR   folder for the TFRecords
 #
-# imagenet_to_gcs.py shuffles the classes across its files; according to the source, 2 to 3% of
-# accuracy is lost without that. `caffe-recipes data check` measures the shuffling, and
-# `caffe-recipes data tfrecords` writes such files from an LMDB.
+# imagenet_to_gcs.py shuffles the classes across its files; the source lost 2 to 3% without that.
+# `caffe-recipes data check` measures it; `caffe-recipes data tfrecords` writes such files.
 
 set -euo pipefail
+(($(umask) & 8#2)) || umask 022
+here=$(unset CDPATH && cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 for name in IMAGENET_TO_GCS RAW_IMAGE_DIR TF_RECORDS_DIR; do
   [[ -n ${!name-} ]] || { printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_prepare.sh\n' "$name" >&2; exit 2; }
 done
-
+trust=$(sh "$here/../lib/node.sh" trust "$TF_RECORDS_DIR" "$here" "$IMAGENET_TO_GCS" "$RAW_IMAGE_DIR")
+[[ $trust == *': trusted' ]] || { printf 'tf-256n-90ep: %s: %s; use a folder of your own\n' "$TF_RECORDS_DIR" "${trust##*: refused }" >&2; exit 2; }
 exec python "$IMAGENET_TO_GCS" \
-  --raw_data_dir "$RAW_IMAGE_DIR" \
-  --local_scratch_dir "$TF_RECORDS_DIR"
+  --raw_data_dir "$RAW_IMAGE_DIR" --local_scratch_dir "$TF_RECORDS_DIR"

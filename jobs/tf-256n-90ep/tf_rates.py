@@ -14,8 +14,7 @@ from __future__ import division
 
 import numbers
 
-# For 24,576 images per step.
-LEARNING_RATE = 0.1
+LEARNING_RATE = 0.1  # for 24,576 images per step
 WARMUP_STEPS = 260
 END_LEARNING_RATE = 4.8
 STEPS = 4680

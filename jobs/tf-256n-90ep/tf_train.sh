@@ -12,20 +12,19 @@
 # and OpenMP (KMP_*, OMP_*) by its flags: 2 operations at a time, 22 threads in each.
 
 set -euo pipefail
+(($(umask) & 8#2)) || umask 022
+here=$(unset CDPATH && cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 for name in RESNET_DIR TRAIN_DIR MODEL_DIR; do
   [[ -n ${!name-} ]] || { printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_train.sh\n' "$name" >&2; exit 2; }
 done
 [[ -f "$RESNET_DIR"/resnet_main.py ]] ||
   { printf 'tf-256n-90ep: %s not found; check RESNET_DIR\n' "$RESNET_DIR"/resnet_main.py >&2; exit 2; }
-
-# So that resnet_main.py finds the schedule, tf_rates.py, beside this script on every node.
-here=$(unset CDPATH && cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
-
+export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" # for tf_rates.py, beside this script on every node
+data=$TRAIN_DIR
+[[ -e $data ]] || data=$here # it is on the nodes, where each rank checks it
+trust=$(sh "$here/../lib/node.sh" read "$MODEL_DIR"/model_batch_24k_90ep "$here" "$RESNET_DIR" "$RESNET_DIR"/*.py "$data")
+[[ $trust == *': trusted' ]] || { printf 'tf-256n-90ep: %s: %s; use a folder of your own\n' "$MODEL_DIR"/model_batch_24k_90ep "${trust##*: refused }" >&2; exit 2; }
 exec mpirun -np 512 -ppn 2 python "$RESNET_DIR"/resnet_main.py \
-  --train_batch_size 24576 \
-  --train_steps 4680 \
-  --num_intra_threads 22 --num_inter_threads 2 \
+  --train_batch_size 24576 --train_steps 4680 --num_intra_threads 22 --num_inter_threads 2 \
   --data_dir="$TRAIN_DIR" \
-  --model_dir "$MODEL_DIR"/model_batch_24k_90ep \
-  --use_tpu=False --kmp_blocktime 1
+  --model_dir "$MODEL_DIR"/model_batch_24k_90ep --use_tpu=False --kmp_blocktime 1

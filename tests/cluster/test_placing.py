@@ -418,6 +418,16 @@ def test_nothing_is_put_where_anybody_can_replace_it(place: Place) -> None:
         place.place()
 
 
+def test_a_file_of_ours_that_anybody_can_change_is_not_used(place: Place) -> None:
+    target = place.root.parent / "theirs.caffemodel"
+    target.write_bytes(DATA)
+    target.chmod(0o664)
+    assert own_file_stamp(LocalHost("n1"), str(target), place.root)
+    target.chmod(0o666)
+    with pytest.raises(ClusterError, match=rf"n1:{target}: can be changed by anybody; remove it"):
+        own_file_stamp(LocalHost("n1"), str(target), place.root)
+
+
 @needs_root
 def test_folders_of_a_project_may_be_another_users_where_only_he_could_put_them(tmp_path: Path) -> None:
     project = tmp_path / "project"

@@ -164,7 +164,7 @@ def test_a_test_lmdb_of_another_user_is_refused_before_training(small_cluster: S
         f"on c401-001: is used with {lmdb}, which belongs to user nobody (65534), who can change its contents"
     )
     assert used in output
-    assert "; ask its owner to remove it, or set another `lmdb` in the recipe\n" in output
+    assert "; ask its owner to remove it, or set another path in the recipe\n" in output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
@@ -177,6 +177,40 @@ def test_a_test_lmdb_that_another_user_puts_there_during_the_run_is_not_tested_w
     assert done.returncode == 2
     assert "belongs to user nobody (65534), who can change its contents" in done.stderr
     assert not (small_cluster.play / "test.argv").exists()
+
+
+def test_a_trainer_that_appears_during_the_run_is_checked_before_it_tests(
+    small_cluster: StandInCluster,
+) -> None:
+    trainer = small_cluster.root / "build/tools/caffe"
+    away = trainer.rename(small_cluster.play / "caffe")
+    small_cluster.hook("mpiexec.hydra", f"cp '{away}' '{trainer}'; chmod 777 '{trainer}'")
+    done = small_cluster.run()
+    assert done.returncode == 2
+    assert "contains build/tools/caffe, which can be changed by anybody; make it writable only" in done.stderr
+    assert not (small_cluster.play / "test.argv").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_initial_weights_that_another_user_could_have_put_on_a_host_are_refused(
+    cluster_with_weights: tuple[StandInCluster, Path],
+) -> None:
+    cluster, weights = cluster_with_weights
+    cluster.hook("ssh", f"chmod 1777 '{weights.parent}'")  # so it is there, and not here
+    message = f"on c401-001: is used with {weights}, which belongs to user 4242, who can change its contents"
+    assert message in cluster.refused()
+
+
+def test_a_mean_file_that_anybody_could_create_later_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    recipe = load_recipe("stampede2-64n-72ep")
+    train = recipe.data.train.model_copy(update={"mean_file": str(shared / "mean.binaryproto")})
+    data = recipe.data.model_copy(update={"train": train, "mean_value": ()})
+    cluster = StandInCluster(tmp_path, recipe.model_copy(update={"data": data}))
+    output = cluster.refused()
+    assert "mean.binaryproto, which does not exist, and anybody could create it; create it first" in output
 
 
 def test_an_unknown_argument(small_cluster: StandInCluster) -> None:

@@ -125,6 +125,22 @@ def test_nothing_is_staged_from_a_source_that_another_user_could_have_put_there(
     assert re.match(message, error)
 
 
+def test_a_source_that_another_user_hides_during_the_check_is_refused(place: Place, source: Path) -> None:
+    source.rename(source.with_name("hidden"))
+    message = rf"localhost:{source}: does not exist, and anybody could create it; ask its owner"
+    with pytest.raises(NodeRefusal, match=message):
+        check_source_access(place.root, [str(source)])
+
+
+def test_data_may_be_absent_only_until_they_are_staged(place: Place, lmdb: Path, part: DataPart) -> None:
+    setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), lambda *_: LocalHost())
+    check_data(setting, part)
+    lmdb.rename(lmdb.with_name("hidden"))
+    check_data(setting, part, may_be_absent=True)
+    with pytest.raises(ClusterError, match=rf"{lmdb}: does not exist, and anybody could create it; ask"):
+        check_data(setting, part)
+
+
 def test_own_data_are_staged_from_a_shared_folder(place: Place, source: Path) -> None:
     assert stage_here(place).outcome == "sent"
 

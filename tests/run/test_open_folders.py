@@ -109,6 +109,16 @@ def test_no_weights_and_no_mean_of_another_user_in_a_shared_folder_are_used(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_what_anybody_could_create_later_is_refused(place: Place) -> None:
+    shared = place.root.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    check_own_root(place.root, [place.root / "gone.caffemodel"])
+    message = "gone, which does not exist, and anybody could create it; create it first, or use a folder of"
+    with pytest.raises(InputError, match=message):
+        check_own_root(place.root, [shared / "gone"])
+
+
 @pytest.mark.parametrize(("owner", "name"), [(65534, "nobody"), (54321, "54321")])
 def test_only_the_owner_of_a_file_is_asked_to_change_its_mode(owner: int, name: str) -> None:
     with tempfile.TemporaryDirectory(dir="/var") as root, tempfile.TemporaryDirectory(dir="/var") as other:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,6 +150,25 @@ def test_a_manifest_does_not_lead_out_of_its_folder(records: Records, prefix: st
     known = json.loads(records.manifest.read_text())
     records.manifest.write_text(json.dumps(known | {"prefix": prefix}))
     assert "not a manifest of TFRecords" in records.refuse()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+@pytest.mark.parametrize("what", ["folder", "file", "manifest", "link"])
+def test_records_that_another_user_could_have_put_there_are_refused(what: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/var") as name:  # /tmp is shared itself
+        shared, records = Path(name), Records(Path(name))
+        planted = {"file": records.file(1), "manifest": records.manifest}.get(what, records.folder)
+        if what == "link":
+            planted.rename(shared / "ours")
+            planted.symlink_to("ours")
+        os.chown(planted, 65534, 65534, follow_symlinks=False)
+        assert records.load().records == 9  # where only its owner can write
+        shared.chmod(0o1777)
+        assert f"{planted} belongs to user 65534 on " in records.refuse()
+        os.chown(planted, 0, 0, follow_symlinks=False)
+        assert records.load().records == 9
+        shared.chmod(0o777)
+        assert f"{shared} can be changed by anybody on " in records.refuse()
 
 
 def test_records_that_are_missing_truncated_or_of_another_count_are_refused(records: Records) -> None:

@@ -10,8 +10,28 @@ manage() {
     file-commit) file_commit "$@" ;;
     file-abandon) rm -f -- "$folder$1"*; answer abandoned ;;
     file-drop) file_drop "$@" ;;
+    read-data) check_dataset now "$@"; answer trusted ;;
+    may-read-data) check_dataset later "$@"; answer trusted ;;
     *) manage_set "$@"; answer end ;;
     esac
+}
+
+# WHEN [FILE...]: checks a folder of data; of the files that describe it, only the first that exists is read. If they are read
+# `later`, after staging, they may be absent; until then, anybody could put others there, so they are checked again.
+check_dataset() {
+    when=$1 near=$target
+    shift
+    if [ "$when" = now ] || exists "$target"; then
+        check_read "$target"
+    else
+        until exists "$near"; do near=${near%/*} near=${near:-/}; done
+        reads=yes
+        check_path "$near"
+        reads=no
+    fi
+    [ $# -gt 0 ] || return 0
+    for file in "$@"; do if exists "$file"; then break; fi; done
+    if [ "$when" = now ] || exists "$file"; then check_read "$file"; fi
 }
 
 # --- A set of files in one folder; an LMDB is a set of one file, data.mdb. Each file has its own stamp. The folder of a set
@@ -76,7 +96,7 @@ reserve() {
 
 # PART SPACE BYTES DIGEST: copies the file from $from on this node; commits the copy if the digest is not `-`.
 take() {
-    check_source "$from/$name"
+    check_read "$from/$name"
     reserve "$1" "$2"
     copy "$1" "$from/$name" "$seconds"
     if [ "$4" != - ]; then commit "$1" "$3" "$4"; fi

@@ -47,8 +47,8 @@ relation() {
     esac
 }
 
-# STEP: checks one step of a path. `shared` is yes below a folder where anybody can create files, as in /tmp. `reads` is yes if we
-# only read or run what is there: then the owner of a step that is not shared is trusted, such as a colleague's dataset.
+# STEP: checks one step of a path. `shared` is open in a folder where anybody can create files, as in /tmp, and yes below it.
+# `reads` is yes if we only read or run what is there: then the owner of what is not shared is trusted, such as a colleague.
 check_step() {
     seen=$(stat -c '%u %g 0x%f' -- "$1") || refuse "$1 cannot be examined"
     owner=${seen%% *} mode=${seen##* } group=${seen#* }
@@ -64,8 +64,9 @@ check_step() {
     [ -L "$1" ] && return
     if [ $((mode & 02)) != 0 ]; then
         [ $((mode & 01000)) != 0 ] || refuse "$(relation "$1")can be changed by anybody"
+        shared=open
+    elif [ "$shared" != no ]; then
         shared=yes
-    elif [ "$shared" = yes ]; then
         [ $((mode & 020)) = 0 ] || is_private_group "${group% *}" "$1" ||
             refuse "$(relation "$1")can be changed by the group $(stat -c %G -- "$1")"
         [ "$owner" != 0 ] || [ "$me" = 0 ] || shared=no # others may have filled a folder of ours while it was open
@@ -75,7 +76,8 @@ check_step() {
 # PATH: refuses a path that cannot be trusted. Its folders, its links and their targets must belong to root, to us or to
 # the Caffe root's owner, and nobody else may replace any of them: where others can write, the sticky bit must be set.
 check_path() {
-    way='' rest=$1 links=0 shared=no
+    way='' links=0 shared=no
+    case $1 in /*) rest=$1 ;; *) rest=$PWD/$1 ;; esac
     while [ -n "$rest" ]; do
         step=${rest%%/*}
         case $rest in */*) rest=${rest#*/} ;; *) rest='' ;; esac
@@ -83,7 +85,11 @@ check_path() {
         '' | .) continue ;;
         ..) rest=${way%/*}/$rest way='' shared=no && continue ;;
         esac
-        if exists "$way/$step"; then check_step "$way/$step"; fi
+        if exists "$way/$step"; then
+            check_step "$way/$step"
+        elif [ "$reads$shared" = yesopen ]; then # it could be anybody's once we read it
+            refuse "$(relation "$way/$step")does not exist, and anybody could create it"
+        fi
         if ! [ -L "$way/$step" ]; then way=$way/$step && continue; fi
         links=$((links + 1))
         [ "$links" -le 40 ] || refuse "$1 has too many levels of symbolic links"
@@ -99,8 +105,7 @@ check_folder() {
     check_path "$1"
     exists "$1" || return 0
     [ -d "$1" ] || refuse "$(relation "$1")is not a folder"
-    mode=0x$(stat -L -c %f -- "$1")
-    [ $((mode & 02)) = 0 ] || refuse "$(relation "$1")can be changed by anybody"
+    [ $((0x$(stat -L -c %f -- "$1") & 02)) = 0 ] || refuse "$(relation "$1")can be changed by anybody"
 }
 
 # FILE: refuses it if another user could change it, or replace it or the target of its link.
@@ -118,6 +123,7 @@ check_read() {
     reads=no
     [ ! -L "$1/lock.mdb" ] || check_step "$1/lock.mdb"
 }
+check_each() { for path in "$@"; do check_read "$path"; done; }
 
 # PATH: prints the free bytes of its disk, found from its nearest parent that exists.
 free_bytes() {
@@ -126,11 +132,10 @@ free_bytes() {
     df --output=avail -B1 -- "$near" | tail -n 1 | tr -d ' '
 }
 
-# FILE: prints its size if we can read it, else 0.
 size_of() { if [ -f "$1" ] && [ -r "$1" ]; then stat -L -c %s -- "$1"; else echo 0; fi; }
 
-# FILE: refuses to copy from it, if we can read it, and another user could have put it there.
-check_source() { [ "$(size_of "$1")" = 0 ] || check_read "$1"; }
+# FILE: refuses to copy from it if another user could have put it there; a node may lack it.
+check_source() { ! exists "$1" || check_read "$1"; }
 
 sha256() { sum=$(sha256sum <"$1") && printf %s "${sum%% *}"; }
 
@@ -147,7 +152,6 @@ read_stamp() {
     [ "$format" = caffe-recipes-1 ] && made=$found_made
 }
 
-# Does the stamp match the current file?
 stamp_fits() { read_stamp && [ "$was" = "$(identity "$data")" ]; }
 
 write_stamp() {
@@ -176,11 +180,13 @@ check_copy() {
     stamp_fits || digest=-
 }
 
-# SOURCE BYTES: reports the copy on this node, whether this node can read the source, and the source's size.
+# SOURCE BYTES [PATH...]: checks the paths; reports the copy on this node, whether it can read the source, and the source's size.
 probe() {
-    source_bytes=$(size_of "$1") sees=0
+    source=$1 source_bytes=$(size_of "$1") sees=0
     [ "$source_bytes" = "$2" ] && sees=1
-    exists "$data" || { check_source "$1"; answer "absent $(free_bytes "$folder") $sees $source_bytes"; }
+    shift 2
+    check_each "$@"
+    exists "$data" || { check_source "$source"; answer "absent $(free_bytes "$folder") $sees $source_bytes"; }
     check_copy
     answer "present $(stat -L -c %s -- "$data") $digest $source_bytes"
 }
@@ -241,7 +247,7 @@ lock() {
 # SOURCE BYTES DIGEST: stages the LMDB for run.sh. DIGEST is `-` if the digest of the source is unknown.
 stage() {
     case $2 in '' | *[!0-9]*) refuse "$2 is not a number of bytes" ;; esac # a shell may run commands in what it calculates with
-    check_source "$1"
+    check_read "$1"
     until make_folder && lock; do :; done
     if exists "$data"; then
         check_copy
@@ -264,7 +270,6 @@ remove_ours() {
     done
 }
 
-# Removes an unfinished copy.
 undo() {
     read_stamp || return
     exists "$data" || { remove_ours; return; }
@@ -282,24 +287,21 @@ manifest() {
     seen=$(stat -L -c '%u 0x%f %g' -- "$cache" 2>/dev/null) || answer manifest -
     mode=${seen#* } mode=${mode% *}
     [ $((mode & 020)) = 0 ] || is_private_group "${seen##* }" "$cache/." || answer manifest -
-    if [ "${seen%% *}" = "$me" ] && [ $((mode & 02)) = 0 ]; then
-        known=$cache/manifests/$(printf %s "$target" | sha256sum | cut -c 1-32).json
-        found=$(sed -nE '$s/^.*, "bytes": ([0-9]+), "mtime_ns": ([0-9]+), "inode": ([0-9]+), "digest": "([0-9a-f]{64})"\}$/\1 \2 \3 \4/p' \
-            "$known" 2>/dev/null)
-        now=$(stat -L -c '%s %.9Y %i' -- "$target" 2>/dev/null | tr -d .)
-        [ -n "$now" ] && [ "${found% *}" = "$now" ] && digest=${found##* }
-    fi
+    [ "${seen%% *} $((mode & 02))" = "$me 0" ] || answer manifest -
+    known=$cache/manifests/$(printf %s "$target" | sha256sum | cut -c 1-32).json
+    found=$(sed -nE '$s/^.*, "bytes": ([0-9]+), "mtime_ns": ([0-9]+), "inode": ([0-9]+), "digest": "([0-9a-f]{64})"\}$/\1 \2 \3 \4/p' \
+        "$known" 2>/dev/null)
+    now=$(identity "$target" 2>/dev/null | tr -d .)
+    [ -n "$now" ] && [ "${found% *}" = "$now" ] && digest=${found##* }
     answer "manifest $digest"
 }
 
 # --- A file of ours: $target in $folder, where other users may be able to write, too, as in /tmp.
 
-# Sets found. Fails without a file, and refuses one that is not ours; ours cannot be replaced by others afterwards.
+# Sets found. Fails without a file, and refuses one that is not ours alone; ours cannot be replaced by others afterwards.
 look() {
-    found=$(stat -c '%u %f %i %s %.9Y' -- "$target" 2>/dev/null) || {
-        exists "$target" || return 1
-        refuse "cannot be examined"
-    }
+    exists "$target" || return 1
+    found=$(stat -c '%u %f %i %s %.9Y' -- "$target" 2>/dev/null) || refuse "cannot be examined"
     owner=${found%% *} found=${found#* }
     case $((0x${found%% *} & 0170000)) in
     "$((0100000))") ;;
@@ -307,6 +309,7 @@ look() {
     *) refuse "is not a file" ;;
     esac
     [ "$owner" = "$me" ] || refuse "belongs to $(owner_of "$target")"
+    [ $((0x${found%% *} & 02)) = 0 ] || refuse "can be changed by anybody"
 }
 
 file_make_folder() {
@@ -325,18 +328,18 @@ file_look() {
 node() {
     verb=$1 target=$2
     shift 2
-    folder=$target data=$target/data.mdb kind='an LMDB' parts=$target/.data.mdb.part-
+    case $verb in file-*) folder=${target%/*}/ ;; *) folder=$target ;; esac
+    data=$target/data.mdb kind='an LMDB' parts=$target/.data.mdb.part-
     stamp=$target/.caffe-recipes-staged locks=$target/.caffe-recipes-lock
     case $verb in
     probe | stage | manifest) trust_owner_of . ;;
-    file-*) folder=${target%/*}/ && trust_owner_of "$1" && shift ;;
     *) trust_owner_of "$1" && shift ;;
     esac
     case $verb in
-    read) for path in "$target" "$@"; do check_read "$path"; done; answer trusted ;;
-    trust) check_folder "$target"; for path in "$@"; do check_read "$path"; done; answer trusted ;; # those are only read or run
+    read) check_each "$target" "$@"; answer trusted ;;
+    trust) check_folder "$target"; check_each "$@"; answer trusted ;; # those are only read or run
     manifest) manifest ;;
-    probe) check_folder "$folder"; [ -z "${3-}" ] || check_read "$3"; probe "$@" ;; # an LMDB that is only read
+    probe) check_folder "$folder"; probe "$@" ;;
     stage) stage "$@" ;;
     file-expect) file_make_folder; file_look ;; # it will be written there
     file-sum) file_look sha256 ;;

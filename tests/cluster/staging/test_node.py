@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
@@ -339,6 +340,46 @@ def test_every_shell_trusts_a_colleague_below_a_root_owned_folder_in_a_shared_fo
     assert "belongs to user 54321" in judge("users/bob", 0)
     (tmp_path / "users").chmod(0o775)  # its group is not the user's own
     assert "users, which can be changed by the group" in judge("users/bob", 1234)
+
+
+def test_what_is_read_must_exist_where_anybody_could_create_it(tmp_path: Path, shell: list[str]) -> None:
+    """Another user can hide his folder by renaming it while we check, and show it again before we read."""
+    for name in ("shared/ours", "private"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o1777)
+    (tmp_path / "private/link").symlink_to("../shared/gone")
+    (tmp_path / "private/dangling").symlink_to("gone")
+
+    def judge(path: str, *, reads: str = "yes") -> str:
+        checked = f'reads={reads}; check_path "$1"; echo trusted'
+        return call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path)[-2]
+
+    for path in ("shared/gone", "shared/gone/data.mdb", "shared/gone/../ours", "private/link/data.mdb"):
+        found = judge(path)
+        assert found.startswith("caffe-recipes: refused "), path
+        assert found.endswith("does not exist, and anybody could create it"), path
+        assert judge(path, reads="no") == "trusted", path  # as the place to which staging copies
+    for path in ("shared/ours", "shared/ours/gone", "private/gone/data.mdb", "private/dangling", "gone"):
+        assert judge(path) == "trusted", path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play other users")
+@pytest.mark.parametrize("verb", ["probe", "stage", "manifest"])
+def test_a_source_that_its_owner_makes_unreadable_during_the_check_is_refused(verb: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        shared = Path(name)
+        shared.chmod(0o1777)
+        source = shared / "data.mdb"
+        source.write_bytes(b"records")
+        os.chown(source, 65534, 65534)
+        source.chmod(0)
+        words = {"probe": [f"{name}/lmdb", str(source), "7"], "manifest": [str(source)]}
+        words["stage"] = [*words["probe"], "-"]
+        user = ["setpriv", "--reuid=4242", "--regid=4242", "--clear-groups"]
+        argv = [*user, "sh", "-c", program_text("node"), "node.sh", verb, *words[verb]]
+        answer = subprocess.run(argv, cwd=name, capture_output=True, text=True, check=True).stdout
+    assert "refused" in answer
+    assert "belongs to user nobody (65534), who can change its contents" in answer
 
 
 def test_a_group_may_write_in_a_folder_of_its_own_and_not_where_everybody_has_files(
