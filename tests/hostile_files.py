@@ -37,7 +37,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import find_differences
-from caffe_recipes.review.inspect.estimates import read_logs
+from caffe_recipes.review.inspect.sweep import read_logs
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.scripts import Script

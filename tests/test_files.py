@@ -261,7 +261,7 @@ def test_a_folder_of_a_colleague_outside_of_shared_folders_is_used(tmp_path: Pat
 def test_a_colleague_is_trusted_below_a_root_owned_folder_in_a_shared_folder(
     shared: Path, monkeypatch: pytest.MonkeyPatch, user: int
 ) -> None:
-    """As in `node.sh`: tests/cluster/staging/test_node.py has the same folders."""
+    """As in `node.sh`: tests/cluster/sh/test_node.py has the same folders."""
     for name, owner in {"users": 0, "users/bob": STRANGER, "users/team": 0, "eve": STRANGER}.items():
         (shared / name).mkdir()
         os.chown(shared / name, owner, STRANGER)

@@ -156,3 +156,32 @@ def test_no_identifier_is_vague(path: Path) -> None:
 def test_no_identifier_in_the_tests_is_vague() -> None:
     riddles = {path: identifiers(path) & RIDDLES for path in sorted((ROOT / "tests").rglob("*.py"))}
     assert not {str(path.relative_to(ROOT)): names for path, names in riddles.items() if names}
+
+
+TESTS = ROOT / "tests"
+# Tests of no one module: of scripts, of damaged files, and of the repository.
+BEHAVIOUR_FOLDERS = {"cluster/faults", "fuzz", "jobs"}
+BEHAVIOUR_NAMES = {"test_floors", "test_modifications", "test_security", "test_wheel"}
+
+
+def mirrors(test: Path) -> bool:
+    """Tell whether a test file is named after a module, program, helper or folder in the place it mirrors."""
+    folder = test.parent.relative_to(TESTS)
+    places = ((SOURCE, "*"), (ROOT, "*"), (TESTS, "[!t]*.py"))
+    paths = [path for place, pattern in places for path in (place / folder).glob(pattern)]
+    names = {f"test_{path.name.partition('.')[0]}".lower().replace("-", "_") for path in paths}
+    return test.stem in names or any(test.stem.startswith(f"{name}_") for name in names if name != "test_")
+
+
+def is_of_behaviour(test: Path) -> bool:
+    """Tell whether a test file needs hosts of its own, or tests no one module."""
+    folder = str(test.parent.relative_to(TESTS))
+    by_name = test.stem in BEHAVIOUR_NAMES or test.stem.endswith(("_on_hosts", "_on_slurm"))
+    return by_name or folder in BEHAVIOUR_FOLDERS
+
+
+def test_every_test_file_is_named_after_the_module_it_tests() -> None:
+    tests = sorted(TESTS.rglob("test_*.py"))
+    assert not [str(test) for test in tests if not mirrors(test) and not is_of_behaviour(test)]
+    assert mirrors(TESTS / "run/test_trainer_log_errors.py")
+    assert not mirrors(TESTS / "run/test_errors.py")

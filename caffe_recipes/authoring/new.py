@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
-from caffe_recipes.authoring.scale import MOST_ITERATIONS, join
-from caffe_recipes.authoring.shape import (
+from caffe_recipes.authoring.cluster_shape import (
     check_batch,
     check_batch_per_rank,
     check_classes,
@@ -22,13 +20,15 @@ from caffe_recipes.authoring.shape import (
     find_warnings,
     node_values,
 )
+from caffe_recipes.authoring.phase_scaling import MOST_ITERATIONS, join
+from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
 from caffe_recipes.cluster.profiles import THIS_MACHINE, Profile
 from caffe_recipes.config import Location
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe import rules
+from caffe_recipes.recipe import paper_rules
 from caffe_recipes.recipe.graph import epochs_of, find_leaves, model_epochs, total_epochs
 from caffe_recipes.recipe.model import OUR_TRAINER, Phase, Recipe
-from caffe_recipes.recipe.rules import Cycles, PlannedPhase, Schedule, plan_phases
+from caffe_recipes.recipe.paper_rules import Cycles, PlannedPhase, Schedule, plan_phases
 from caffe_recipes.render.prototxts import build_net
 from caffe_recipes.wording import describe_count
 
@@ -42,7 +42,7 @@ _LARGEST_SCALED = 12_288  # batch size whose rate follows the linear rule in the
 _Place = tuple[str, ...]
 
 
-def no_warmup(start: float = rules.WARMUP_START_LR) -> str:
+def no_warmup(start: float = paper_rules.WARMUP_START_LR) -> str:
     """Return the note that explains why a recipe does not warm up.
 
     >>> no_warmup()
@@ -53,7 +53,7 @@ def no_warmup(start: float = rules.WARMUP_START_LR) -> str:
 
 def rate_lines(recipe: Recipe, joins: int) -> list[str]:
     """Return comments that explain why rises are separate phases, or why none warms up, and the cost."""
-    updates = 1 / (1 - rules.MOMENTUM)
+    updates = 1 / (1 - paper_rules.MOMENTUM)
     iterations = sum(phase.max_iter for phase in recipe.phases)
     continuous = "The rate is continuous between phases; the published one jumps."
     if any(phase.warmup_iter for phase in recipe.phases):
@@ -83,7 +83,7 @@ def branch_lines(recipe: Recipe) -> list[str]:
 
 def collapse_lines() -> list[str]:
     """Return comments that explain the default length of a collapse."""
-    share, (least, most) = f"{rules.COLLAPSE_SHARE:.0%}", rules.COLLAPSE_EPOCHS
+    share, (least, most) = f"{paper_rules.COLLAPSE_SHARE:.0%}", paper_rules.COLLAPSE_EPOCHS
     return [
         f"A collapse is {share} of the run, at least {least} and at most {most} epochs: section V-B says",
         f"5 to 7%, and VI says {least} to {most} epochs; {share} is our choice.",
@@ -98,7 +98,7 @@ def phase_lines(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place
     name = phase.name.rstrip("0123456789")
     about: dict[_Place, list[str]] = {}
     if name == "warmup":
-        rule = "5 (section IV-D)" if batch < rules.LARGE_BATCH else _LARGE_WARMUP
+        rule = "5 (section IV-D)" if batch < paper_rules.LARGE_BATCH else _LARGE_WARMUP
         about[()] = [f"{epochs} of warm-up; the rule is {rule}."]
         about[("warmup_start_lr",)] = ["As in both published recipes, after Goyal et al., arXiv:1706.02677."]
         return about | peak
@@ -125,17 +125,17 @@ def phase_lines(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place
 
 def _peak_lines(batch: int) -> list[str]:
     """Return comments that explain the peak rate, and where the sources deviate from its rule."""
-    linear, highest = rules.scaled_lr(batch), rules.HIGHEST_LR
+    linear, highest, large = paper_rules.scaled_lr(batch), paper_rules.HIGHEST_LR, paper_rules.LARGE_BATCH
     rule = "0.1 per 256 images: section IV-D, after Goyal et al., arXiv:1706.02677."
     if batch <= _LARGEST_SCALED:
         return [rule]
-    if batch < rules.LARGE_BATCH:
+    if batch < large:
         return [
             rule,
             "The published 448-node recipe has less: 4.8 for 14,336 images, where this rule gives 5.6.",
         ]
     return [
-        f"{highest:g} from {rules.LARGE_BATCH:,} images on: section V-C; 0.1 per 256 would be {linear:g}.",
+        f"{highest:g} from {large:,} images on: section V-C; 0.1 per 256 would be {linear:g}.",
         "The TensorFlow run of 24,576 images instead halved the scaled rate, from 9.6 to 4.8.",
     ]
 
@@ -149,7 +149,7 @@ _SLOW_DISPLAYS = (10, 5, 2, 1)  # the same for caffe-torch, whose iterations tak
 _LEAST_DISPLAYS = 20  # of a phase that caffe-torch trains
 PAPERS_DEPTH = 50
 DEFAULT_CLASSES = 1000  # ImageNet's
-_MOST_OF_ONE_NODE = rules.REFERENCE_BATCH  # images per rank, up to which one node is the default
+_MOST_OF_ONE_NODE = paper_rules.REFERENCE_BATCH  # images per rank, up to which one node is the default
 
 
 @dataclass(frozen=True)
@@ -321,10 +321,12 @@ def find_schedule(request: RecipeRequest) -> Schedule:
     With cycles, a quadratic decay and the cycles come before the collapse. Raises InputError for too few
     epochs.
     """
-    collapse = request.collapse_epochs or rules.collapse_epochs(request.epochs)
+    collapse = request.collapse_epochs or paper_rules.collapse_epochs(request.epochs)
     # A warm-up starts at 0.1, so a peak rate that is not higher needs none.
     warmup = (
-        rules.warmup_epochs(request.batch) if rules.peak_lr(request.batch) > rules.WARMUP_START_LR else 0.0
+        paper_rules.warmup_epochs(request.batch)
+        if paper_rules.peak_lr(request.batch) > paper_rules.WARMUP_START_LR
+        else 0.0
     )
     cycle = Cycles()
     in_cycles = request.cycles * (cycle.rise_epochs + cycle.fall_epochs)
@@ -366,7 +368,7 @@ def _refuse(request: RecipeRequest, warmup: float, collapse: float, in_cycles: f
     if request.cycles:
         least = max(least / _LINEAR_SHARE, _LEAST_EPOCHS / (1 - _LINEAR_SHARE))
     needed = math.ceil(least + in_cycles + collapse)
-    while needed < least + in_cycles + (request.collapse_epochs or rules.collapse_epochs(needed)):
+    while needed < least + in_cycles + (request.collapse_epochs or paper_rules.collapse_epochs(needed)):
         needed += 1
     what = f"{request.epochs:g} epochs are too few for {', '.join(parts)}, and a decay"
     hint = f"use --epochs {needed}" + (
@@ -420,7 +422,7 @@ def _values(
         "nets": {"train_val": dict(transform.augmented), "train_val_noaug": {"test": False}},
         "data": {"train": train, "test": test, **transform.shared},
         "cluster": cluster,
-        "solver": {"momentum": rules.MOMENTUM, "display": _DISPLAY, "solver_mode": "CPU"},
+        "solver": {"momentum": paper_rules.MOMENTUM, "display": _DISPLAY, "solver_mode": "CPU"},
         "phases": [{**phase, **_slow_display(trainer, phase["max_iter"])} for phase in phases],
         "evaluation": {"net": "train_val", "iterations": math.ceil(request.test_images / test_batch)},
     }

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caffe_recipes.authoring.new import no_warmup
-from caffe_recipes.authoring.recipe_yaml import (
-    NewRecipe,
-    make_recipe,
-    recipe_values,
-    share_settings,
-    write_recipe,
+from caffe_recipes.authoring.cluster_shape import (
+    IMAGENET_IMAGES,
+    check_batch,
+    check_batch_per_rank,
+    divide_batch,
+    find_warnings,
 )
-from caffe_recipes.authoring.scale import (
+from caffe_recipes.authoring.new import no_warmup
+from caffe_recipes.authoring.phase_scaling import (
     Settings,
     find_scale,
     is_all_warmup,
@@ -31,20 +31,20 @@ from caffe_recipes.authoring.scale import (
     smooth,
     warmup_epochs,
 )
-from caffe_recipes.authoring.shape import (
-    IMAGENET_IMAGES,
-    check_batch,
-    check_batch_per_rank,
-    divide_batch,
-    find_warnings,
+from caffe_recipes.authoring.recipe_yaml import (
+    NewRecipe,
+    make_recipe,
+    recipe_values,
+    share_settings,
+    write_recipe,
 )
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.config import Location
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe import rules
+from caffe_recipes.recipe import paper_rules
 from caffe_recipes.recipe.graph import find_leaves, images_of, images_per_iter, model_epochs
 from caffe_recipes.recipe.model import Acceptance, Phase, Recipe
-from caffe_recipes.recipe.rules import COLLAPSE_EPOCHS, Cycles
+from caffe_recipes.recipe.paper_rules import COLLAPSE_EPOCHS, Cycles
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.recipe_rules import accepts
 from caffe_recipes.review.lint.recipes import check_recipe
@@ -99,24 +99,24 @@ def _schedule(source: Recipe, made: Recipe) -> Iterator[str]:
 def _departures_from_rules(source: Recipe, made: Recipe) -> Iterator[str]:
     """Yield notes where the warm-up or the peak rate is not what the rules give for the new batch size."""
     old, new = source.cluster.global_batch, made.cluster.global_batch
-    warmup, rule = warmup_epochs(made), rules.warmup_epochs(new)
+    warmup, rule = warmup_epochs(made), paper_rules.warmup_epochs(new)
     if warmup_epochs(source) and not warmup:
         yield no_warmup(source.phases[0].warmup_start_lr or 0.0)
-    elif not warmup and _highest(made) > max(_highest(source), rules.WARMUP_START_LR):
+    elif not warmup and _highest(made) > max(_highest(source), paper_rules.WARMUP_START_LR):
         what = f"no warm-up to {_highest(made):g}, since {source.name} has none"
         yield f"warning: {what}; the rule for this batch size is {rule:.3g} epochs"
-    elif _is_warmup_kept(source, made) and warmup and rule != rules.warmup_epochs(old):
+    elif _is_warmup_kept(source, made) and warmup and rule != paper_rules.warmup_epochs(old):
         yield f"the warm-up stays at {warmup:.2f} epochs; the rule for this batch size is {rule:.3g}"
-    rate, peak = _highest(made), rules.peak_lr(new)
+    rate, peak = _highest(made), paper_rules.peak_lr(new)
     if old == new or made.data.train.images not in IMAGENET_IMAGES or abs(rate - peak) <= _SAME_RATE * peak:
         return
-    own = f"{source.name} has {_highest(source):g}, and the rule gives {rules.peak_lr(old):g}"
+    own = f"{source.name} has {_highest(source):g}, and the rule gives {paper_rules.peak_lr(old):g}"
     yield f"the peak rate is {rate:g}; the rule for this batch size gives {peak:g} ({own})"
 
 
 def _warn_of_linear_share(source: Recipe, batch: int, rate: float) -> Iterator[str]:
     """Warn if a new batch size keeps a share of the linear rule that was tuned for the source's."""
-    linear, old = rules.scaled_lr(batch), source.cluster.global_batch
+    linear, old = paper_rules.scaled_lr(batch), source.cluster.global_batch
     if batch != old and abs(rate - linear) > _SAME_RATE * linear:
         share = f"{rate / linear:.3g} of the linear rule's {linear:g}, as in {source.name}"
         yield f"warning: the rate is {share}, which was tuned for a batch of {old:,}"

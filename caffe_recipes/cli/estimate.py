@@ -17,7 +17,6 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import KINDS, Kind, shape_of
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import write_file
-from caffe_recipes.review.inspect.estimate_plot import render_sweep_plot
 from caffe_recipes.review.inspect.estimate_tables import (
     estimate_values,
     render_estimate,
@@ -25,8 +24,9 @@ from caffe_recipes.review.inspect.estimate_tables import (
     render_tables,
     table_values,
 )
-from caffe_recipes.review.inspect.estimates import SpeedInputs, estimate_shapes, sweep_shapes
 from caffe_recipes.review.inspect.plots import format_of
+from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes, sweep_shapes
+from caffe_recipes.review.inspect.sweep_plot import render_sweep_plot
 from caffe_recipes.review.naming import recipe_named
 from caffe_recipes.run.context import find_profile
 from caffe_recipes.run.staging import find_rates

@@ -10,7 +10,7 @@ rows:
     title: ...
     cluster: {nodes: 4}       # mappings are merged with the base's, `derived`, `differences` and `notes` are
                               # appended, anything else replaces the base's value
-    schedule: {epochs: 90}    # `rules.plan_phases` makes the phases from it, by the paper's rules
+    schedule: {epochs: 90}    # `paper_rules.plan_phases` makes the phases from it, by the paper's rules
     reported_by_phase: {main: {minutes: 60}}
 ```
 """
@@ -29,7 +29,7 @@ from caffe_recipes.config import FileName, Location, Text, Value, YamlSource, pa
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.limits import hint_at_limit, limit
 from caffe_recipes.recipe.model import Cluster, Data, Family
-from caffe_recipes.recipe.rules import PlannedPhase, Schedule, plan_phases
+from caffe_recipes.recipe.paper_rules import PlannedPhase, Schedule, plan_phases
 from caffe_recipes.wording import did_you_mean, find_nearest
 
 _NETS = {True: "train_val", False: "train_val_noaug"}

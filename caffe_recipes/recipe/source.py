@@ -22,7 +22,7 @@ from caffe_recipes.recipe.model import (
     TensorFlowRecipe,
     train_by_tensorflow,
 )
-from caffe_recipes.recipe.rules import Schedule
+from caffe_recipes.recipe.paper_rules import Schedule
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
 from caffe_recipes.wording import did_you_mean
 

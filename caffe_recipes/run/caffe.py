@@ -30,8 +30,8 @@ from caffe_recipes.caffe.weights import (
 )
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.cluster.staging.file_sets import FileSet, lmdb_set
 from caffe_recipes.cluster.staging.relay import DATA
-from caffe_recipes.cluster.staging.sets import FileSet, lmdb_set
 from caffe_recipes.errors import ClusterError, DataError, InputError, PrototxtError, RunFailed, WeightsError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_per_iter, main_line
 from caffe_recipes.recipe.model import OUR_TRAINER, AnyRecipe, Phase, Recipe

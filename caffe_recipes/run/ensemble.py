@@ -21,7 +21,7 @@ from typing import Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.prototxt import digest, load_prototxt
-from caffe_recipes.cluster.staging.sets import find_source, known_digest
+from caffe_recipes.cluster.staging.file_sets import find_source, known_digest
 from caffe_recipes.errors import InputError, RunFailed, WeightsError
 from caffe_recipes.files import cache_folder
 from caffe_recipes.limits import limit

@@ -38,8 +38,8 @@ from caffe_recipes.caffe.logs import (
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import file_digest
 from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.cluster.staging.file_sets import FileSet, SetFile, known_digest, stat_source
 from caffe_recipes.cluster.staging.relay import digest_of
-from caffe_recipes.cluster.staging.sets import FileSet, SetFile, known_digest, stat_source
 from caffe_recipes.data.tfrecords import RecordSet, load_record_set, records_manifest_path
 from caffe_recipes.errors import ClusterError, DataError, InputError, WeightsError
 from caffe_recipes.files import cache_folder

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.profiles import Profile
-from caffe_recipes.cluster.staging.sets import FileSet
+from caffe_recipes.cluster.staging.file_sets import FileSet
 from caffe_recipes.recipe.model import Reported
 from caffe_recipes.tensorflow.run import Misspelt
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from caffe_recipes.authoring import new, recipe_yaml, scale, shape
+from caffe_recipes.authoring import cluster_shape, new, phase_scaling, recipe_yaml
+from caffe_recipes.authoring.cluster_shape import find_threads
 from caffe_recipes.authoring.new import RecipeRequest, builder_net, make_new
 from caffe_recipes.authoring.recipe_yaml import NewRecipe
-from caffe_recipes.authoring.shape import find_threads
 from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.cluster.profiles import load_profile, shipped_profiles
@@ -380,6 +380,6 @@ def test_ranks_share_the_profile_s_threads_and_leave_mlsl_its_cores(
         assert find_threads(machine.model_copy(update={"omp_num_threads": None})) == find_threads(machine)
 
 
-@pytest.mark.parametrize("module", [scale, recipe_yaml, new, shape, shape, new])
+@pytest.mark.parametrize("module", [phase_scaling, recipe_yaml, new, cluster_shape, cluster_shape, new])
 def test_the_examples_in_the_docstrings_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0

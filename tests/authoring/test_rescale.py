@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from caffe_recipes.authoring.new import RecipeRequest, builder_net, make_new
+from caffe_recipes.authoring.phase_scaling import find_scale, scale_phases, warmup_epochs
 from caffe_recipes.authoring.rescale import RescaleTarget, rescale
-from caffe_recipes.authoring.scale import find_scale, scale_phases, warmup_epochs
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.graph import model_epochs

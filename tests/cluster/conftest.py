@@ -23,6 +23,8 @@ from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 from tests.cluster.harness.cluster import Cluster, NoCluster
 from tests.cluster.harness.slurm import Slurm
 
+# Of Slurm's commands; see recorded/README.txt.
+RECORDED = Path(__file__).parent / "recorded"
 # The longest by far: begun last, it would end alone.
 _FIRST = "test_run_on_hosts"
 
@@ -30,6 +32,12 @@ _FIRST = "test_run_on_hosts"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest tests first."""
     items.sort(key=lambda item: item.path.stem != _FIRST)
+
+
+@pytest.fixture
+def recorded() -> Callable[[str], str]:
+    """Give a function that returns an answer of Slurm by its file's name."""
+    return lambda name: (RECORDED / f"{name}.txt").read_text("utf-8")
 
 
 class _File(paramiko.SFTPHandle):

@@ -1,20 +1,27 @@
+"""Messages of launchers about ranks that signals have killed, as recorded."""
+
 from __future__ import annotations
 
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.launcher import (
     FABRIC_OPTIONS,
+    RankExitReader,
     RankLaunch,
+    launcher_accepts,
     mlsl_environment,
     thread_environment,
     with_modules,
 )
 from caffe_recipes.cluster.profiles import load_profile
+from caffe_recipes.errors import ClusterError
 
 PUBLISHED = [
     *("mpiexec.hydra", "-PSM2", "-l", "-n", "128", "-ppn", "2", "-f", "hostfile"),
@@ -132,3 +139,116 @@ def test_settings_of_the_profile_override_a_login_and_its_modules(tmp_path: Path
     )
     assert {"FABRIC=a 'b'", "OTHER=theirs"} <= set(done.stdout.splitlines())
     assert "AFTER_MODULES" not in done.stdout
+
+
+HYDRA = str(Path(sys.executable).parent / "mpiexec.hydra")
+
+
+def stand_in(folder: Path, body: str) -> str:
+    path = folder / "mpiexec.hydra"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_hydra_that_is_here_knows_its_own_options_and_not_psm2() -> None:
+    host = LocalHost("here")
+    assert launcher_accepts(host, HYDRA, "-l")
+    assert launcher_accepts(host, HYDRA, "-ppn 2")
+    assert not launcher_accepts(host, HYDRA, "-PSM2")
+
+
+def test_a_hydra_of_2018_knows_psm2(tmp_path: Path) -> None:
+    old = stand_in(tmp_path, 'test "$1" = -PSM2 && shift; test "$1" = -version && echo Version 2018 Update 2')
+    assert launcher_accepts(LocalHost("here"), old, "-PSM2")
+
+
+def test_a_launcher_that_fails_for_another_reason_is_an_error(tmp_path: Path) -> None:
+    broken = stand_in(tmp_path, "echo 'libmpi.so: cannot open shared object file' >&2; exit 127")
+    with pytest.raises(ClusterError, match=r"here: .*-PSM2 failed: libmpi\.so: cannot open"):
+        launcher_accepts(LocalHost("here"), broken, "-PSM2")
+    with pytest.raises(ClusterError, match="here: no-hydra does not start: No such file or directory"):
+        launcher_accepts(LocalHost("here"), "no-hydra", "-l")
+
+
+def test_srun_takes_and_refuses_options_as_getopt_does(tmp_path: Path) -> None:
+    """As Slurm 22.05 of Debian answers."""
+    srun = stand_in(
+        tmp_path,
+        "case $1 in -P*) echo \"srun: invalid option -- 'P'\" >&2; exit 255;; esac; echo slurm-wlm 22.05.8",
+    )
+    srun = str(Path(srun).rename(tmp_path / "srun"))
+    assert launcher_accepts(LocalHost("here"), srun, "--cpu-bind=none")
+    assert not launcher_accepts(LocalHost("here"), srun, "-PSM2")
+
+
+KILLED = "node2: a rank was killed by signal 9 (out of memory?)"
+KILLED_3 = KILLED.replace("a rank", "rank 3")
+AT = "=   PID 3556 RUNNING AT node2"
+
+
+def cause_of(*lines: str) -> str:
+    ends = RankExitReader()
+    for line in lines:
+        ends.feed(line)
+    return ends.cause
+
+
+def hydra(code: int, string: str = "") -> list[str]:
+    words = [f"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: {string}"] if string else []
+    return ["=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", AT, f"=   EXIT CODE: {code}", *words]
+
+
+@pytest.mark.parametrize(
+    ("lines", "what"),
+    [
+        (hydra(9, "Killed (signal 9)"), KILLED),
+        (hydra(9), KILLED),
+        (hydra(137), KILLED),
+        (hydra(11, "Segmentation fault (signal 11)"), "signal 11 (segmentation fault)"),
+        (hydra(6, "Terminated (signal 15)"), "signal 6 (aborted)"),
+        (hydra(9, "Segmentation fault (signal 11)"), "signal 11 (segmentation fault)"),
+        (hydra(9, "Terminated (signal 15)"), "by a signal (the launcher reported: Terminated)"),
+    ],
+)
+def test_hydra_s_block_names_the_host_and_the_signal(lines: list[str], what: str) -> None:
+    assert cause_of(*lines).startswith("node2: a rank was killed by ")
+    assert cause_of(*lines).endswith(what)
+
+
+def test_intel_s_hydra_names_the_rank_too() -> None:
+    lines = ("=   RANK 3 PID 12 RUNNING AT node2", "=   KILLED BY SIGNAL: 9 (Killed)")
+    assert cause_of(*lines) == KILLED_3
+    again = ("=   RANK 5 PID 13 RUNNING AT node4", "=   KILLED BY SIGNAL: 15 (Terminated)")
+    assert cause_of(*lines, *again) == KILLED_3
+
+
+@pytest.mark.parametrize("code", [1, 255, 256, 0])
+def test_a_rank_that_exited_on_its_own_is_not_reported_as_killed(code: int) -> None:
+    assert cause_of(*hydra(code)) == ""
+
+
+def test_the_first_host_that_is_named_is_the_cause() -> None:
+    assert cause_of(*hydra(9), AT.replace("2", "7"), "=   EXIT CODE: 11") == KILLED
+
+
+def test_a_message_of_srun_names_the_host_and_what_ended_the_rank() -> None:
+    assert (
+        cause_of("srun: error: node2: task 3: Killed", "srun: error: node1: tasks 0-1: Terminated")
+        == KILLED_3
+    )
+    assert cause_of("srun: error: node2: tasks 2-3: Killed") == KILLED
+    oom = "srun: error: node2: tasks 2-3: Out Of Memory"
+    assert cause_of(oom) == "node2: a rank was killed: out of memory"
+    crash = "srun: error: node2: task 3: Segmentation fault (core dumped)"
+    assert cause_of(crash) == "node2: rank 3 was killed by signal 11 (segmentation fault)"
+    assert cause_of("srun: error: node2: task 3: Exited with exit code 1") == ""
+
+
+def test_the_ranks_of_a_job_that_is_cancelled_are_not_the_cause() -> None:
+    cancelled = "slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 ***"
+    assert cause_of(cancelled, "srun: error: node2: task 3: Killed") == ""
+
+
+def test_other_lines_are_ignored() -> None:
+    assert cause_of("", "Killed", "node2: task 3: Killed", "RUNNING AT node2") == ""

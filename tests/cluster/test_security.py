@@ -22,8 +22,8 @@ from caffe_recipes.cluster.launcher import ssh_environment
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node
 from caffe_recipes.cluster.ssh import authenticate
 from caffe_recipes.cluster.ssh_config import load_ssh_options
+from caffe_recipes.cluster.staging.file_sets import find_source, hash_source, load_digest, staging_lock
 from caffe_recipes.cluster.staging.relay import STAMP
-from caffe_recipes.cluster.staging.sets import find_source, hash_source, load_digest, staging_lock
 from caffe_recipes.errors import ClusterError, InputError, RecipeError
 from caffe_recipes.recipe.source import parse_recipe
 from caffe_recipes.run.caffe import find_caffe

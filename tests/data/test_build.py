@@ -15,12 +15,12 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
-from caffe_recipes.data.build import build_lmdb, shuffle
-from caffe_recipes.data.images import Settings
+from caffe_recipes.data.build import build_lmdb, check_output, load_pictures, shuffle, split_pictures
+from caffe_recipes.data.images import Picture, Pictures, Settings
 from caffe_recipes.data.manifest import manifest_path
 from caffe_recipes.engine.data import first_image_shape
 from caffe_recipes.engine.transform import decode
-from caffe_recipes.errors import DataError
+from caffe_recipes.errors import DataError, InputError
 from tests.data.conftest import encode, names, plan_of, records, write_images
 
 SQUARE = Settings(resize_height_px=16, resize_width_px=24)
@@ -246,3 +246,49 @@ def test_an_unwritable_output_path_is_one_line(listed: Path, tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file/lmdb: cannot be written: Not a directory"):
         build_lmdb(plan_of(listed), tmp_path / "file" / "lmdb")
+
+
+@pytest.mark.parametrize("out", ["images/lmdb", "images/a/lmdb", "images", "link/lmdb", "images/../images/x"])
+def test_no_lmdb_may_stand_within_the_folder_of_its_classes(tmp_path: Path, out: str) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "link").symlink_to("images")
+    with pytest.raises(
+        DataError, match=r"is inside .*images, whose folders are classes; give a path outside"
+    ):
+        check_output(tmp_path / out, tmp_path / "images")
+
+
+def test_it_may_stand_beside_the_folder_and_beside_a_list(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "list").touch()
+    check_output(tmp_path / "images_lmdb", tmp_path / "images")
+    check_output(tmp_path / "lmdb", tmp_path / "list")
+    check_output(tmp_path / "images" / "lmdb", tmp_path / "list")
+
+
+def test_a_name_too_long_for_what_is_made_of_it_is_refused_and_the_longest_is_built(listed: Path) -> None:
+    folder = listed.parent.parent
+    with pytest.raises(DataError, match="the name has 232 bytes; at most 231 fit with its manifest"):
+        check_output(folder / ("é" * 115 + "xx"), listed)
+    check_output(folder / ("é" * 115 + "x"), listed)
+    assert build_lmdb(plan_of(listed), folder / ("é" * 115 + "x")).images == 10
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "list")
+    with pytest.raises(DataError, match="list: is a pipe or a device; write the list to a regular file"):
+        load_pictures(tmp_path / "list")
+
+
+def test_a_list_has_no_class_names(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("a.jpg 0\n")
+    (tmp_path / "classes").write_text("a\n")
+    with pytest.raises(InputError, match="leave it out: a list has no class names; those of a folder are"):
+        load_pictures(tmp_path / "list", class_list=tmp_path / "classes")
+
+
+def test_an_image_that_is_listed_twice_is_not_in_both_sets() -> None:
+    pictures = [Picture(f"{index % 5}", 0, 1, f"/{index % 5}") for index in range(10)]
+    train, test = split_pictures(Pictures(Path("list"), pictures), 0.4, 1)
+    assert (len(train.pictures), len(test.pictures)) == (6, 4)
+    assert {one.path for one in train.pictures}.isdisjoint(one.path for one in test.pictures)

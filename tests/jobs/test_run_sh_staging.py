@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.cluster.staging.file_sets import find_source, hash_source
 from caffe_recipes.cluster.staging.relay import STAMP, file_digest
-from caffe_recipes.cluster.staging.sets import find_source, hash_source
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import StandInCluster

@@ -14,7 +14,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.profiles import Profile, parse_profile
 from caffe_recipes.cluster.staging.plan import CopyRates
-from caffe_recipes.cluster.staging.ways import ChainEnv
+from caffe_recipes.cluster.staging.transfers import ChainEnv
 from caffe_recipes.errors import DataError, HostFailed, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import StageOptions, find_profile

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from caffe_recipes.cluster.staging.sets import FileSet, NodeState, SetFile
+from caffe_recipes.cluster.staging.file_sets import FileSet, NodeState, SetFile
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.units import describe_bytes
 from caffe_recipes.wording import describe_count, plural

@@ -14,15 +14,7 @@ from typing import Literal
 from caffe_recipes.cluster.commands import MAX_TRANSFER_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, ask_all
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging.plan import (
-    CopyRates,
-    How,
-    StagingPlan,
-    plan_staging,
-    plan_without,
-    render_plan,
-)
-from caffe_recipes.cluster.staging.sets import (
+from caffe_recipes.cluster.staging.file_sets import (
     Copy,
     FileSet,
     FoundFile,
@@ -40,7 +32,15 @@ from caffe_recipes.cluster.staging.sets import (
     survey_hosts,
     to_state,
 )
-from caffe_recipes.cluster.staging.ways import (
+from caffe_recipes.cluster.staging.plan import (
+    CopyRates,
+    How,
+    StagingPlan,
+    plan_staging,
+    plan_without,
+    render_plan,
+)
+from caffe_recipes.cluster.staging.transfers import (
     ChainEnv,
     Sent,
     StagingJob,

@@ -19,7 +19,7 @@ from caffe_recipes.recipe.graph import (
     total_iterations,
     training_minutes,
 )
-from caffe_recipes.recipe.rules import REFERENCE_BATCH, REFERENCE_LR, scaled_lr
+from caffe_recipes.recipe.paper_rules import REFERENCE_BATCH, REFERENCE_LR, scaled_lr
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.review.columns import align_columns, join_blocks, wrap_line
 from caffe_recipes.review.inspect.schedules import rate_before

@@ -13,7 +13,7 @@ from pathlib import Path
 from caffe_recipes.cluster.commands import Host, Say
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import State, describe_state
-from caffe_recipes.cluster.slurm_submit import cancel_jobs
+from caffe_recipes.cluster.slurm_sbatch import cancel_jobs
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import own_run_paths, run_entries

@@ -24,8 +24,8 @@ from caffe_recipes.caffe.datums import BadLabel, ImageShape, check_datums
 from caffe_recipes.caffe.weights import load_mean, mean_shape
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import DIGEST_S, LocalHost, ask_all, file_bytes, file_digest
+from caffe_recipes.cluster.staging.file_sets import lmdb_set
 from caffe_recipes.cluster.staging.relay import DATA
-from caffe_recipes.cluster.staging.sets import lmdb_set
 from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.data import digits
 from caffe_recipes.data.tfrecords import records_manifest_path

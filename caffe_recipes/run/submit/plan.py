@@ -19,7 +19,7 @@ from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partition, find_partitions
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit, render_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now
-from caffe_recipes.cluster.slurm_submit import Request
+from caffe_recipes.cluster.slurm_sbatch import Request
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.config import write_key
 from caffe_recipes.errors import InputError, RecipeError
@@ -31,7 +31,7 @@ from caffe_recipes.recipe.source import load_any_recipe, locate_keys, require_ca
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
-from caffe_recipes.review.inspect.estimates import SpeedInputs, estimate_shapes
+from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes
 from caffe_recipes.run.context import find_profile, search_path, submitted_environment
 from caffe_recipes.run.plan import find_trainer, plan_steps
 from caffe_recipes.run.staging import find_rates

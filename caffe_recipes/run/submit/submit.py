@@ -34,7 +34,7 @@ from caffe_recipes.cluster.slurm_queries import (
     has_slurm,
     run_command,
 )
-from caffe_recipes.cluster.slurm_submit import (
+from caffe_recipes.cluster.slurm_sbatch import (
     Refused,
     Request,
     Submitted,

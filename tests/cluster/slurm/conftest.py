@@ -9,14 +9,6 @@ import pytest
 from tests.cluster.harness.slurm import Slurm
 from tests.cluster.slurm.submitted_chain import SubmittedChain
 
-RECORDED = Path(__file__).parent / "recorded"
-
-
-@pytest.fixture
-def recorded() -> Callable[[str], str]:
-    """Give a function that returns an answer by its file's name; see recorded/README.txt."""
-    return lambda name: (RECORDED / f"{name}.txt").read_text("utf-8")
-
 
 @pytest.fixture
 def make_chain(slurm4: Slurm, tmp_path: Path) -> Iterator[Callable[..., SubmittedChain]]:

@@ -1,7 +1,7 @@
 """Jobs on a real Slurm, from submission to their ends.
 
 Debian's Slurm, as the harness brings it up, has no accounting, no limits of memory and no preemption: who
-cancelled, accounts, OUT_OF_MEMORY and PREEMPTED are tested on recorded answers, in the modules beside.
+cancelled, accounts, OUT_OF_MEMORY and PREEMPTED are tested on recorded answers, in ../test_slurm_*.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.cluster import slurm_submit
+from caffe_recipes.cluster import slurm_sbatch
 from caffe_recipes.cluster.launcher import RankLaunch
 from caffe_recipes.cluster.slurm_jobs import Job, State, describe_state, failed_nodes
 from caffe_recipes.cluster.slurm_queries import (
@@ -25,7 +25,7 @@ from caffe_recipes.cluster.slurm_queries import (
     find_jobs,
     has_slurm,
 )
-from caffe_recipes.cluster.slurm_submit import (
+from caffe_recipes.cluster.slurm_sbatch import (
     Refused,
     Request,
     Submitted,
@@ -196,10 +196,10 @@ def test_a_signal_reaches_only_the_script_and_an_ended_job_is_ignored(site: Site
 def test_a_request_that_slurm_would_refuse_is_reported_and_not_submitted(site: Site) -> None:
     before = site.slurm.jobs()
     for settings, reason in REFUSED:
-        refusal = slurm_submit.try_submission(site.head, site.request("exit 0", **settings))
+        refusal = slurm_sbatch.try_submission(site.head, site.request("exit 0", **settings))
         assert refusal is not None
         assert reason in refusal
-    assert slurm_submit.try_submission(site.head, site.request("exit 0", nodes=4)) is None
+    assert slurm_sbatch.try_submission(site.head, site.request("exit 0", nodes=4)) is None
     assert site.slurm.jobs() == before
 
 

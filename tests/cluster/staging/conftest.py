@@ -13,8 +13,7 @@ import pytest
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.launcher import RankLaunch
-from caffe_recipes.cluster.staging.relay import BLOCK_BYTES
-from caffe_recipes.cluster.staging.sets import (
+from caffe_recipes.cluster.staging.file_sets import (
     FileSet,
     SetFile,
     SourceFile,
@@ -24,8 +23,9 @@ from caffe_recipes.cluster.staging.sets import (
     lmdb_set,
     survey_hosts,
 )
+from caffe_recipes.cluster.staging.relay import BLOCK_BYTES
 from caffe_recipes.cluster.staging.stage import StagedHost, StagingEnv, stage
-from caffe_recipes.cluster.staging.ways import ChainEnv
+from caffe_recipes.cluster.staging.transfers import ChainEnv
 from caffe_recipes.errors import HostFailed
 
 LMDB = "/node/train lmdb"

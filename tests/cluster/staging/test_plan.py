@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.cluster.staging.file_sets import FileSet, FoundFile, NodeState, SetFile, SourceFile
 from caffe_recipes.cluster.staging.plan import (
     ChainOrder,
     CopyRates,
@@ -13,7 +14,6 @@ from caffe_recipes.cluster.staging.plan import (
     plan_staging,
     render_plan,
 )
-from caffe_recipes.cluster.staging.sets import FileSet, FoundFile, NodeState, SetFile, SourceFile
 from caffe_recipes.errors import InputError
 
 GB = 10**9

@@ -1,89 +1,358 @@
-"""The meaning of the words of a sweep, and which are refused."""
+"""Which speed an estimate uses, what it reads, and what it prints."""
 
 from __future__ import annotations
 
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
 import pytest
 
+from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.pace import Shape
-from caffe_recipes.review.inspect.estimates import parse_sweep, sweep_shapes
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.pace import Shape, shape_of
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.review.inspect.estimate_tables import estimate_values, render_estimate, render_sweep
+from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes, model_bytes, read_logs
 
-OWN = Shape(64, 2, 32)
-
-
-def nodes_of(*sweeps: str) -> list[int]:
-    return [shape.nodes for shape in sweep_shapes(OWN, sweeps)]
-
-
-def test_numbers_steps_and_factors_can_be_mixed() -> None:
-    assert nodes_of("nodes=512,1..3,64..256:64,100..900:x3") == [
-        1,
-        2,
-        3,
-        64,
-        100,
-        128,
-        192,
-        256,
-        300,
-        512,
-        900,
-    ]
+START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
+LOG = """[0] I1120 10:00:10.000000  6374 solver.cpp:228] Iteration 0, loss = 6.9
+[0] I1120 10:00:30.000000  6374 solver.cpp:228] Iteration 40, loss = 6.8
+"""
 
 
-def test_without_a_sweep_only_the_recipe_s_own_shape_is_estimated() -> None:
-    assert sweep_shapes(OWN, []) == (OWN,)
+@pytest.fixture
+def recipe() -> Recipe:
+    return load_recipe("stampede2-64n-72ep")
 
 
-def test_two_keys_are_combined() -> None:
-    shapes = sweep_shapes(OWN, ["batch_per_rank=16,32", "nodes=64,128"])
-    assert shapes == (Shape(64, 2, 16), Shape(128, 2, 16), Shape(64, 2, 32), Shape(128, 2, 32))
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    (tmp_path / "train.log").write_text(LOG)
+    return tmp_path / "train.log"
 
 
-def test_a_global_batch_is_shared_by_the_ranks() -> None:
-    shapes = sweep_shapes(OWN, ["global_batch=4096"], nodes=[128, 64])
-    assert shapes == (Shape(64, 2, 32), Shape(128, 2, 16))
+def kinds(recipe: Recipe, known: SpeedInputs) -> list[str]:
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], known)
+    return [found.pace.kind, *(other.kind for other in found.others)]
+
+
+def test_the_user_s_log_takes_precedence_over_the_source_and_that_over_the_tables(
+    recipe: Recipe, log: Path
+) -> None:
+    known = SpeedInputs((log,), 7000, load_profile("stampede2-skx"))
+    assert kinds(recipe, known) == ["log", "given", "reported", "measured"]
+    assert kinds(recipe, SpeedInputs(profile=load_profile("stampede2-skx"))) == ["reported", "measured"]
+
+
+def test_the_source_chosen_for_the_recipe_s_own_shape_is_used_for_all() -> None:
+    recipe = load_recipe("stampede2-448n-90ep")
+    shapes = [Shape(256, 2, 16), Shape(448, 2, 16)]
+    found = estimate_shapes(recipe, shapes, SpeedInputs())
+    # Table VI has 256 such nodes, but not 448.
+    assert [each.pace.kind for each in found] == ["minutes", "minutes"]
+    assert [each.others[0].notes == () for each in found] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["local", "mpich"])
+def test_a_machine_without_measurements_is_reported_as_unknown(name: str) -> None:
+    recipe = load_recipe("paper-t2-8192-256n")
+    (own,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs())
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile(name)))
+    message = f"on the recipe's own machine; the speed of {name} is unknown: give --log or --images-per-s"
+    assert [pace.notes for pace in (found.pace, *found.others)] == [(message,), (message,)]
+    assert (found.pace.images_per_s, own.pace.notes) == (own.pace.images_per_s, ())
+    known = SpeedInputs(images_per_s=7000, profile=load_profile(name))
+    (given,) = estimate_shapes(recipe, [shape_of(recipe)], known)
+    assert (given.pace.kind, given.pace.notes) == ("given", ())
+
+
+def test_a_machine_of_other_nodes_has_the_table_of_those() -> None:
+    recipe = load_recipe("paper-t2-8192-256n")
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-skx")))
+    assert found.pace.source == "the paper's Table VI (nodes with 2 x 24 cores)"
+    assert [other.notes for other in found.others] == [("on the recipe's own machine",)]
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-knl")))
+    assert (found.pace.source, found.others[0].notes) == ("the paper's Table V", ())
+
+
+def test_a_measured_machine_takes_precedence_over_one_with_the_same_nodes(recipe: Recipe) -> None:
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("marenostrum4")))
+    assert (found.pace.kind, found.pace.source) == ("measured", "the paper's Table VI")
+    assert [other.notes for other in found.others] == [("on the recipe's own machine",)]
+    theirs = load_recipe("paper-t7-8192-256n")
+    (found,) = estimate_shapes(theirs, [shape_of(theirs)], SpeedInputs(profile=load_profile("marenostrum4")))
+    assert not any(pace.is_elsewhere for pace in (found.pace, *found.others))
+
+
+def test_a_user_machine_with_as_many_cores_is_reported_as_unknown(recipe: Recipe) -> None:
+    ours = load_profile("stampede2-skx").model_copy(update={"name": "ours"})
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=ours))
+    assert found.pace.kind == "reported"
+    assert found.pace.notes[0].startswith("of nodes with as many cores; the speed of ours is unknown: give")
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=ours, images_per_s=5000))
+    assert (found.pace.kind, found.pace.notes) == ("given", ())
+
+
+def test_links_that_cannot_carry_the_traffic_are_reported(recipe: Recipe) -> None:
+    skylake = load_profile("stampede2-skx")
+    slow = skylake.model_copy(update={"rates": skylake.rates.model_copy(update={"link_gb_per_s": 0.05})})
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=slow))
+    # 6,303 / 4,096 iterations a second of 102.2 MB each way.
+    assert found.notes[-1].startswith(
+        "at this speed each rank sends and receives 0.16 GB/s, more than the 0.05"
+    )
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=skylake))
+    assert not any("links" in note for note in found.notes)
+
+
+def test_a_reported_rate_moves_in_proportion_to_the_table_of_such_nodes(recipe: Recipe) -> None:
+    small, own = Shape(64, 2, 1), shape_of(recipe)
+    known = SpeedInputs()
+    found = {each.shape: each for each in estimate_shapes(recipe, [small, own], known)}
+    paces = {shape: (each.pace, each.others[0]) for shape, each in found.items()}
+    assert {pace.kind for pace, _ in paces.values()} == {"reported"}
+    by_report, by_table = (paces[small][at].images_per_s / paces[own][at].images_per_s for at in (0, 1))
+    assert by_report == pytest.approx(by_table)
+    assert by_report < 0.5  # an iteration's communication is shared by few images
+
+
+def test_another_speed_can_be_requested(recipe: Recipe, log: Path) -> None:
+    assert (
+        kinds(recipe, SpeedInputs((log,), profile=load_profile("stampede2-skx"), by="measured"))[0]
+        == "measured"
+    )
+
+
+def test_a_requested_speed_that_is_unknown_is_refused(recipe: Recipe) -> None:
+    with pytest.raises(InputError, match="no speed is known for --by log; known: reported, measured; "):
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(by="log"))
+
+
+def test_resnet50_s_complete_model_is_the_paper_s_98_mb(recipe: Recipe) -> None:
+    size = model_bytes(recipe)
+    assert size == (25_557_096 + 53_173) * 4
+    assert round(size / 2**20) == 98
+
+
+def test_a_run_s_folder_gives_all_of_its_logs(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for name in ("init-1.log", "cyc1-1.log", "evaluation.txt"):
+        (tmp_path / "logs" / name).write_text(LOG)
+    assert [Path(path).name for path, _ in read_logs([tmp_path])] == ["cyc1-1.log", "init-1.log"]
+
+
+def test_a_folder_named_like_a_log_is_not_a_log(tmp_path: Path, log: Path) -> None:
+    (tmp_path / "old.log").mkdir()
+    assert [path for path, _ in read_logs([tmp_path])] == [str(log)]
+
+
+def test_an_unreadable_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"contains no logs; give a run's folder or a log"):
+        list(read_logs([tmp_path]))
+    ((_, lines),) = read_logs([tmp_path / "none.log"])
+    with pytest.raises(InputError, match=r"none.log: cannot be read: No such file or directory"):
+        list(lines)
+
+
+def test_a_log_of_anything_is_read_and_refused(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(bytes(range(256)) * 100)
+    with pytest.raises(InputError, match=r"a\.log: no lines `Iteration N, loss = "):
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs((tmp_path / "a.log",)))
+
+
+def test_partitions_that_do_not_take_it_as_one_job_are_named(recipe: Recipe) -> None:
+    known = SpeedInputs(images_per_s=100, profile=load_profile("stampede2-skx"), by="given")
+    few, many = estimate_shapes(recipe, [shape_of(recipe), Shape(448, 2, 32)], known)
+    assert [note.partition(",")[0] for note in few.notes] == ["skx-normal runs a job for at most 48 h"]
+    assert "skx-normal allows at most 128 nodes, and the recipe needs 448" in many.notes
+
+
+def test_a_page_names_the_source_of_the_speed_and_the_end(recipe: Recipe) -> None:
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-skx")))
+    text = "\n".join(render_estimate(found, START))
+    lines = {" ".join(line.split()) for line in text.splitlines()}
+    assert "speed 6,303 images/s: the recipe's reported images/s" in lines
+    assert "also 5,001 images/s: the paper's Table VI (nodes with 2 x 24 cores)" in lines
+    assert "training 22,610 72.29 244.9" in lines
+    assert "starts 2026-03-01 09:00+00:00" in lines
+    assert "ends 2026-03-01 13:27+00:00" in lines
+    traffic = "97.7 MiB each way per rank per iteration: 24.4 GiB over all ranks"
+    assert any(line.startswith(f"traffic {traffic}") for line in lines)
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_page_of_years_is_in_years_and_one_beyond_the_calendar_is_refused(recipe: Recipe) -> None:
+    ages, too_long = (
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(images_per_s=speed))[0]
+        for speed in (0.05, 0.0003)
+    )
+    lines = [" ".join(line.split()) for line in render_estimate(ages, START)]
+    assert "speed 0.05 images/s: as given" in lines
+    assert "part iterations epochs years" in lines
+    assert "epoch 7,117.6 h, 1,281,167 images" in lines
+    assert "total 60.0" in lines
+    refused = "takes 10,008 years: started at 2026-03-01 09:00+00:00, it would end after the year 9999; "
+    with pytest.raises(InputError, match=re.escape(refused)):
+        "\n".join(render_estimate(too_long, START))
+
+
+def test_the_page_of_one_machine_states_its_allowances(log: Path) -> None:
+    recipe = load_recipe("digits-local")
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs((log,)))
+    lines = [" ".join(line.split()) for line in render_estimate(found, START)]
+    assert "overhead 0.4 allowance for starts and snapshots: 5 seconds per phase on one node" in lines
+    assert estimate_values([found], START)[0]["joins_s"] == 25
+
+
+def test_the_json_values_match_the_page(recipe: Recipe) -> None:
+    estimates = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs())
+    (values,) = estimate_values(estimates, START)
+    assert values["ends"] == "2026-03-01T13:27:04+00:00"
+    assert values["total_s"] == estimates[0].total_s
+    assert values["global_batch"] == 4096
+
+
+def test_a_sweep_s_efficiency_is_a_node_s_speed_against_one_alone(recipe: Recipe) -> None:
+    shapes = [Shape(nodes, 1, 16) for nodes in (1, 256, 512, 768, 1024)]
+    known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
+    text = "\n".join(render_sweep(estimate_shapes(recipe, shapes, known)))
+    rows = [line.split() for line in text.splitlines()]
+    assert [row[4] for row in rows[3:8]] == ["100%", "97%", "82%", "87%", "79%"]
+    alone, printed = "one node alone with as many images per node", '"above 97%" at 256 nodes'
+    table = f"in the paper's table 60.6 images/s with 32 images per node, derived from {printed}"
+    # The speed of the row of one node.
+    assert rows[3][3] == "51"
+    assert (
+        f"note: efficiency: 100% is the speed of {alone}, here 50.5 images/s with 16 images; {table}"
+        in text.splitlines()
+    )
+    rises = [line for line in text.splitlines() if "faster among" in line]
+    faster = "each node is faster among 768 nodes than among 512, as the paper measured"
+    assert rises == [f"note: with 16 images per node, {faster}"]
+
+
+def test_a_sweep_without_the_speed_of_one_node_has_no_efficiency() -> None:
+    shapes = [Shape(1, 2, 32), Shape(2, 2, 32)]
+    text = "\n".join(
+        render_sweep(estimate_shapes(load_recipe("digits-local"), shapes, SpeedInputs(images_per_s=100)))
+    )
+    assert "efficiency" not in text
+
+
+@pytest.mark.parametrize(("percent", "epochs"), [(75.5, 48), (76, 64), (76.5, 78)])
+def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
+    recipe: Recipe, percent: float, epochs: int
+) -> None:
+    known = SpeedInputs(images_per_s=1281167 / 60)
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], known, percent)
+    assert found.duration.training_s == pytest.approx(60 * epochs, abs=0.1)
+    assert [phase.epochs for phase in found.phases] == [pytest.approx(epochs, abs=0.01)]
+    assert found.joins_s == 7 * 60
+    assert found.notes[0].startswith(
+        f"{percent:g}% top-1 takes {epochs} epochs according to the paper (Figure 4's"
+    )
+
+
+@pytest.mark.parametrize(("batch", "warns"), [(12_288, False), (24_576, True)])
+def test_a_batch_beyond_those_that_the_paper_s_epochs_hold_for_is_noted(batch: int, warns: bool) -> None:
+    recipe = load_recipe("tf-256n-90ep")
+    (found,) = estimate_shapes(recipe, [Shape(256, 2, batch // 512)], SpeedInputs(images_per_s=16_400), 76)
+    assert (
+        any("the same seems to hold for batch sizes of up to 8K to 12K" in note for note in found.notes)
+        == warns
+    )
+
+
+def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:
+    knl, skylake = load_recipe("paper-t2-8192-256n"), load_recipe("paper-t7-8192-512n-50ep")
+    for recipe, percent, minutes in ((knl, 76, 90), (skylake, 76.5, 68)):
+        (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(by="measured"), percent)
+        assert found.duration.training_s / 60 == pytest.approx(minutes, abs=1)
+
+
+def test_an_accuracy_that_the_paper_has_no_epochs_for_is_refused(recipe: Recipe) -> None:
+    known = re.escape("75.5 (48 epochs), 76 (64 epochs), 76.5 (78 epochs)")
+    with pytest.raises(InputError, match=f"--to-accuracy: the epochs to 77% top-1 are unknown; .*{known}$"):
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(), 77)
+    digits = load_recipe("digits-local")
+    with pytest.raises(InputError, match="--to-accuracy: digits-local does not train the paper"):
+        estimate_shapes(digits, [shape_of(digits)], SpeedInputs(images_per_s=100), 76)
+
+
+def test_a_sweep_of_batches_alone_has_no_efficiency(recipe: Recipe) -> None:
+    known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
+    text = "\n".join(render_sweep(estimate_shapes(recipe, [Shape(256, 1, 16), Shape(256, 1, 32)], known)))
+    assert "efficiency" not in text
+    rows = [line.split() for line in text.splitlines()]
+    assert [row[3] for row in rows[2:5]] == ["images/s", "12,549", "15,059"]
+
+
+def test_a_sweep_reports_each_caveat_once(recipe: Recipe) -> None:
+    text = "\n".join(
+        render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], SpeedInputs()))
+    )
+    assert text.count("* known for 64 nodes with 64 images each, scaled by the paper's Table VI") == 1
+    lines = text.splitlines()
+    assert lines[1] == "speed: the recipe's reported images/s"
+    assert [line.endswith("  *") for line in lines[3:6]] == [False, True, True]
+
+
+def test_a_sweep_has_each_source_once_and_its_number_in_the_rows(recipe: Recipe) -> None:
+    known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
+    text = "\n".join(
+        render_sweep(estimate_shapes(recipe, [Shape(n, 1, 16) for n in (256, 300, 512, 600)], known))
+    )
+    lines = text.splitlines()
+    assert lines[1:3] == ["speed 1: the paper's Table V", "speed 2: the paper's Table V, interpolated"]
+    assert [line.split()[-1] for line in lines[4:8]] == ["1", "2", "1", "2"]
+
+
+def test_a_sweep_notes_that_rescale_keeps_the_batch_instead(recipe: Recipe) -> None:
+    kept = "note: images per rank are kept; `rescale` keeps the images per iteration instead"
+    accuracy = "note: learning rates and accuracy at other images per iteration are not considered"
+    for shapes, notes in (
+        ([Shape(64, 2, 32), Shape(128, 2, 32)], [kept, accuracy]),
+        ([Shape(64, 2, 32), Shape(64, 2, 16)], [accuracy]),
+        ([Shape(64, 2, 32), Shape(128, 2, 16)], []),
+    ):
+        lines = render_sweep(estimate_shapes(recipe, shapes, SpeedInputs()))
+        assert [line for line in lines if line in (kept, accuracy)] == notes
+
+
+def test_a_short_run_has_units_that_fit_and_marks_what_is_unknown() -> None:
+    recipe = load_recipe("digits-local")
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(images_per_s=5000))
+    lines = {" ".join(line.split()) for line in render_estimate(found, START)}
+    assert "part iterations epochs seconds" in lines
+    assert "training 1,622 72.19 20.8" in lines
+    assert "staging ? not included" in lines
+    assert "node-seconds 45.8" in lines
+    assert any(
+        line.startswith("traffic 60.6 KiB each way per rank per iteration: 242.4 KiB") for line in lines
+    )
+    assert estimate_values([found], START)[0]["staging"] == ()
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("changed", "what"),
     [
-        (
-            "nods=1",
-            "unknown key 'nods'; did you mean 'nodes'? the keys are nodes, batch_per_rank, global_batch",
-        ),
-        ("", "unknown key ''"),
-        ("nodes", "has no values"),
-        ("nodes=", "has no values"),
-        ("nodes=0", "'0' is not an integer of 1 or more"),
-        ("nodes=1,,2", "'' is not an integer of 1 or more"),
-        ("nodes=-4", "'-4' is not an integer of 1 or more"),
-        ("nodes=1.5", "'1.5' is not an integer of 1 or more"),
-        ("nodes=٣", "'٣' is not an integer of 1 or more"),
-        ("nodes=9999999999", "'9999999999' is not an integer of 1 or more"),
-        ("nodes=9..3", "'9..3' is descending"),
-        ("nodes=1..2000", "'1..2000' has over 1000 values"),
-        ("nodes=1..900,1001..1900", "has 1800 values"),
-        ("nodes=1..9:0", "'0' is not an integer of 1 or more"),
-        ("nodes=1..9:x1", "'1..9:x1' has the factor 1"),
+        ({"name": "other"}, "is a run with recipe other, not stampede2-64n-72ep"),
+        ({"cluster": {"batch_per_rank": 7}}, "is a run with batch 7, not 32"),
+        ({"net": {"builder": "vgg"}}, "is a run with net vgg, not resnet50"),
+        ({}, ""),
     ],
 )
-def test_an_invalid_sweep_is_refused_in_one_line(text: str, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_sweep(text)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("sweeps", "message"),
-    [
-        (["nodes=1", "nodes=2"], "--sweep nodes: is given twice"),
-        (["global_batch=8", "batch_per_rank=8"], "cannot be given with batch_per_rank"),
-        (["global_batch=100"], "100 images cannot be shared evenly by the 128 ranks of 64 nodes"),
-        (["nodes=1..100", "batch_per_rank=1..100"], "asks for 10,000 estimates"),
-    ],
-)
-def test_sweeps_that_contradict_are_refused(sweeps: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        sweep_shapes(OWN, sweeps)
+def test_a_run_of_another_recipe_or_batch_gives_no_pace(
+    recipe: Recipe, log: Path, changed: dict[str, object], what: str
+) -> None:
+    frozen = recipe.model_dump(mode="json") | changed
+    (log.parent / "recipe.json").write_text(json.dumps(frozen))
+    known = SpeedInputs((log.parent,))
+    if not what:
+        assert kinds(recipe, known)[0] == "log"
+        return
+    with pytest.raises(InputError, match=what):
+        kinds(recipe, known)

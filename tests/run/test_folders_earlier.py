@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.staging.sets import find_source, hash_source
+from caffe_recipes.cluster.staging.file_sets import find_source, hash_source
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, RunInterrupted, attach
 from caffe_recipes.run.submit.submissions import load_submissions

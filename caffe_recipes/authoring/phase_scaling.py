@@ -17,10 +17,10 @@ from typing import Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe import rules
+from caffe_recipes.recipe import paper_rules
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter, model_epochs
 from caffe_recipes.recipe.model import Phase, Recipe
-from caffe_recipes.recipe.rules import decay_horizon, six_digits
+from caffe_recipes.recipe.paper_rules import decay_horizon, six_digits
 from caffe_recipes.review.lint.solver_rules import is_jump
 from caffe_recipes.tensorflow.run import HorovodRun
 
@@ -141,11 +141,11 @@ def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
     if recipe.tensorflow:
         return _scale_of_source(recipe, recipe.tensorflow, batch, epochs)
     old, images = recipe.cluster.global_batch, recipe.data.train.images
-    by_batch, by_rule = old / batch, rules.warmup_epochs(batch) / rules.warmup_epochs(old)
-    rate = rules.peak_lr(batch) / rules.peak_lr(old)
+    by_batch, by_rule = old / batch, paper_rules.warmup_epochs(batch) / paper_rules.warmup_epochs(old)
+    rate = paper_rules.peak_lr(batch) / paper_rules.peak_lr(old)
     warmup = warmup_epochs(recipe)
     if warmup:
-        by_rule = max(by_rule, min(rules.WARMUP_EPOCHS / warmup, 1.0))
+        by_rule = max(by_rule, min(paper_rules.WARMUP_EPOCHS / warmup, 1.0))
     whole = model_epochs(recipe)
     own = sum(
         epochs_of(phase.last_iter, old, images)

@@ -27,8 +27,7 @@ from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import ask_all
 from caffe_recipes.cluster.launcher import RankLaunch, ssh_environment
 from caffe_recipes.cluster.remote import SLOWEST_BYTES_PER_S, seconds_for
-from caffe_recipes.cluster.staging.plan import ChainOrder, StagingPlan, lacking_files, plan_chain
-from caffe_recipes.cluster.staging.sets import (
+from caffe_recipes.cluster.staging.file_sets import (
     NodeState,
     SetFile,
     abandon_parts,
@@ -36,6 +35,7 @@ from caffe_recipes.cluster.staging.sets import (
     part_name,
     survey_hosts,
 )
+from caffe_recipes.cluster.staging.plan import ChainOrder, StagingPlan, lacking_files, plan_chain
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.wording import describe_count
 

@@ -19,7 +19,7 @@ from caffe_recipes.run.monitor.follow import AttachOptions, StatusOptions, attac
 from caffe_recipes.run.monitor.logs import LogOptions, show_log
 from caffe_recipes.run.monitor.status import find_status, status_as_json, status_details
 from tests.run.conftest import Place
-from tests.run.monitor.test_attach import Watcher
+from tests.run.monitor.test_follow import Watcher
 from tests.run.several_hosts import connect
 from tests.run.two_lines import (
     AMID,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,17 @@ import pytest
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.context import Policy, choose_hosts, find_hosts, find_launcher, find_root, search_path
+from caffe_recipes.run.context import (
+    Policy,
+    check_submitted,
+    choose_hosts,
+    find_hosts,
+    find_launcher,
+    find_root,
+    search_path,
+    submitted_environment,
+)
+from tests.run.conftest import RECIPE
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -247,3 +258,31 @@ def test_a_launcher_that_fails_whatever_it_is_given_is_named_by_preflight(
     message = "mpiexec.hydra: does not start: no licence; try `mpiexec.hydra -PSM2 .* by hand"
     with pytest.raises(ClusterError, match=message):
         place.run()
+
+
+def test_a_recipe_that_was_changed_after_its_submit_is_refused_in_its_job(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE)
+    environment = {
+        **submitted_environment(load_recipe(path), "small-3fa210"),
+        "SLURM_JOB_NAME": "small-3fa210",
+    }
+    check_submitted(load_recipe(os.path.relpath(path)), environment)
+    changed = RECIPE.replace("batch_per_rank: 32", "batch_per_rank: 8")
+    assert changed != RECIPE
+    path.write_text(changed)
+    with pytest.raises(InputError) as caught:
+        check_submitted(load_recipe(path), environment)
+    assert str(caught.value) == (
+        "small: the recipe has changed since it was submitted; submit it again, or undo the change"
+    )
+    check_submitted(load_recipe(path), {**environment, "SLURM_JOB_NAME": "another"})
+    check_submitted(load_recipe(path), {})
+
+
+def test_a_title_may_change_after_the_submit(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE)
+    recipe = load_recipe(path)
+    environment = {**submitted_environment(recipe, "small-3fa210"), "SLURM_JOB_NAME": "small-3fa210"}
+    check_submitted(recipe.model_copy(update={"title": "Another"}), environment)

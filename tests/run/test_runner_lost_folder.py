@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.run.test_interruptions import wait_until_trained
+from tests.run.test_runner_interruptions import wait_until_trained
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place

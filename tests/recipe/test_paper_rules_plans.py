@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import check_rates, lr_at
-from caffe_recipes.recipe import rules
-from caffe_recipes.recipe.rules import Cycles, PlannedPhase, Schedule, SchedulePlan, plan_phases
+from caffe_recipes.recipe import paper_rules
+from caffe_recipes.recipe.paper_rules import Cycles, PlannedPhase, Schedule, SchedulePlan, plan_phases
 from caffe_recipes.recipe.source import load_recipe
 
 IMAGES = 1281167
@@ -246,4 +246,4 @@ def test_any_schedule_is_planned_with_finite_rates_or_refused() -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(rules).failed == 0
+    assert doctest.testmod(paper_rules).failed == 0

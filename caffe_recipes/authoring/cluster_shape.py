@@ -11,7 +11,7 @@ from typing import Any
 
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.rules import ACCURACY, HIGHEST_LR, LARGE_BATCH, LARS_EPOCHS, lars_epochs
+from caffe_recipes.recipe.paper_rules import ACCURACY, HIGHEST_LR, LARGE_BATCH, LARS_EPOCHS, lars_epochs
 from caffe_recipes.wording import describe_count
 
 _USUAL_BATCH = 32

@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from caffe_recipes.cluster import slurm_submit
+from caffe_recipes.cluster import slurm_sbatch
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.slurm_queries import SchedulerAway
-from caffe_recipes.cluster.slurm_submit import (
+from caffe_recipes.cluster.slurm_sbatch import (
     Refused,
     Request,
     Submitted,
@@ -61,7 +61,7 @@ def test_a_test_submits_nothing() -> None:
 def test_a_job_inherits_nothing_of_the_one_that_it_is_submitted_in() -> None:
     host = StandInHost("login1", lambda argv, stdin: Completed(0, "12\n", ""))
     submit(host, REQUEST)
-    slurm_submit.try_submission(host, REQUEST)
+    slurm_sbatch.try_submission(host, REQUEST)
     for argv, _ in host.asked:
         before = argv[: argv.index("sbatch")]
         unset = {name for option, name in pairwise(before) if option == "-u"}
@@ -167,13 +167,13 @@ def test_a_host_that_was_never_reached_submitted_nothing() -> None:
 
 
 def test_the_reason_of_slurm_against_a_job_is_reported_if_there_is_one() -> None:
-    assert slurm_submit.try_submission(answering(0, "", "sbatch: Job 6 to start at ...\n"), REQUEST) is None
+    assert slurm_sbatch.try_submission(answering(0, "", "sbatch: Job 6 to start at ...\n"), REQUEST) is None
     refusing = answering(1, "", "allocation failure: Requested node configuration is not available\n")
-    reason = slurm_submit.try_submission(refusing, REQUEST)
+    reason = slurm_sbatch.try_submission(refusing, REQUEST)
     assert reason == "allocation failure: Requested node configuration is not available"
     away = answering(1, "", "allocation failure: Unable to contact slurm controller (connect failure)\n")
     with pytest.raises(SchedulerAway):
-        slurm_submit.try_submission(away, REQUEST)
+        slurm_sbatch.try_submission(away, REQUEST)
 
 
 def test_a_submission_is_looked_up_by_name() -> None:

@@ -12,9 +12,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging.plan import How
-from caffe_recipes.cluster.staging.relay import digest_of
-from caffe_recipes.cluster.staging.sets import (
+from caffe_recipes.cluster.staging.file_sets import (
     FileSet,
     SetFile,
     SourceFile,
@@ -24,6 +22,8 @@ from caffe_recipes.cluster.staging.sets import (
     stat_source,
     survey_hosts,
 )
+from caffe_recipes.cluster.staging.plan import How
+from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
 from tests.cluster.staging.conftest import FolderHost

@@ -17,6 +17,7 @@ import pytest
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node, program_text
+from caffe_recipes.cluster.staging.file_sets import find_source, hash_source, survey_hosts
 from caffe_recipes.cluster.staging.relay import (
     BLOCK_BYTES,
     STAMP,
@@ -24,7 +25,6 @@ from caffe_recipes.cluster.staging.relay import (
     parse_folders_made,
     render_stamp,
 )
-from caffe_recipes.cluster.staging.sets import find_source, hash_source, survey_hosts
 from caffe_recipes.errors import ClusterError
 from tests.cluster.staging.conftest import (
     abandon_part,

@@ -14,7 +14,7 @@ import pytest
 from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging.sets import FileSet, SetFile, stat_source
+from caffe_recipes.cluster.staging.file_sets import FileSet, SetFile, stat_source
 from caffe_recipes.cluster.staging.stage import StagedHost
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, RunFailed
 from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run

@@ -13,9 +13,9 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.estimate import Estimate
 from caffe_recipes.recipe.pace import Shape
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.inspect import estimate_plot
-from caffe_recipes.review.inspect.estimate_plot import find_ticks, render_sweep_plot
-from caffe_recipes.review.inspect.estimates import SpeedInputs, estimate_shapes
+from caffe_recipes.review.inspect import sweep_plot
+from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes
+from caffe_recipes.review.inspect.sweep_plot import find_ticks, render_sweep_plot
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
@@ -117,4 +117,4 @@ def test_more_lines_than_can_be_distinguished_are_refused() -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(estimate_plot).failed == 0
+    assert doctest.testmod(sweep_plot).failed == 0

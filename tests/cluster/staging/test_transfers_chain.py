@@ -12,7 +12,7 @@ import pytest
 from caffe_recipes.cluster.staging.plan import CopyRates
 from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.cluster.staging.stage import StagedHost
-from caffe_recipes.cluster.staging.ways import ChainEnv
+from caffe_recipes.cluster.staging.transfers import ChainEnv
 from caffe_recipes.errors import ClusterError
 from tests.cluster.staging.conftest import CONTENT, LMDB, LocalLaunch, World, local_chain, stage_lmdb
 
