@@ -148,9 +148,11 @@ def test_an_error_of_a_layer_names_its_line(tmp_path: Path, text: str, line: str
 def test_unknown_shapes_are_explained_by_the_missing_lmdb(tmp_path: Path) -> None:
     data = "name: 'd' type: 'Data' top: 'x' data_param { source: 'lmdbs/train' batch_size: 4 }"
     (tmp_path / "net.prototxt").write_text(f"layer {{ {data} }}")
-    last = summary("net.prototxt", cwd=tmp_path).stdout.splitlines()[-1]
+    printed = " ".join(
+        summary("net.prototxt", cwd=tmp_path).stdout.split()
+    )  # in lines as wide as the terminal
     what = "does not set the size of its images, and its LMDB lmdbs/train was not found"
-    assert last.endswith(f"layer 'd' (Data) {what}: give --input C,H,W")
+    assert printed.endswith(f"layer 'd' (Data) {what}: give --input C,H,W")
 
 
 @pytest.mark.parametrize("form", ["--csv", "--json"])

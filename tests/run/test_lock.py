@@ -50,21 +50,26 @@ def wait_for_log(place: Place, text: str) -> None:
         time.sleep(0.02)
 
 
-def call_script(place: Place) -> subprocess.CompletedProcess[str]:
+def start_script(place: Place) -> subprocess.Popen[str]:
     for path, text in generate(load_recipe(place.recipe)).items():
         (place.root / path).parent.mkdir(parents=True, exist_ok=True)
         (place.root / path).write_text(text, "utf-8")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return subprocess.run(
+    return subprocess.Popen(
         ["bash", "jobs/small/run.sh"],
         cwd=place.root,
         env={**os.environ, "PATH": path},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=600,
-        check=False,
     )
+
+
+def call_script(place: Place) -> subprocess.CompletedProcess[str]:
+    with start_script(place) as script:
+        _, errors = script.communicate(timeout=600)
+    return subprocess.CompletedProcess(script.args, script.returncode, stderr=errors)
 
 
 def test_while_run_sh_is_active_no_run_starts_and_nothing_changes(place: Place) -> None:
@@ -162,9 +167,12 @@ def test_run_sh_waits_for_the_trainer_of_a_killed_run(place: Place) -> None:
     first.kill()
     first.communicate()
     assert not is_free(place.root / "logs/small/lock")
-    threading.Timer(2, (place.root / "release").touch).start()
-    done = call_script(place)
-    assert "the mpiexec of a killed run is still running; waiting until it ends" in done.stderr
+    waiting = "the mpiexec of a killed run is still running; waiting until it ends"
+    with start_script(place) as script:
+        assert script.stderr is not None
+        assert any(waiting in line for line in script.stderr)
+        (place.root / "release").touch()
+        script.communicate(timeout=600)
     assert place.trained()[:2] == ["init", "init"]
 
 

@@ -19,7 +19,7 @@ from caffe_recipes.review.lint.rules import RULES, SEVERITIES, finding, rule
 LINT = Path(caffe_recipes.review.lint.folders.__file__).parent
 TREES = {path.stem: ast.parse(path.read_text()) for path in sorted(LINT.glob("*.py"))}
 # What these find is a value of `caffe.refusals`, or of a table, which names the rule.
-BY_VALUE = {"check_refusals", "check_reads", "_check_rate_faults"}
+BY_VALUE = {"check_refusals", "check_reads", "_check_rate_faults", "check_records"}
 TESTS = [Path(__file__).parent, Path(__file__).parents[2] / "caffe" / "dialects"]
 
 
