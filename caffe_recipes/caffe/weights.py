@@ -201,6 +201,8 @@ def load_mean(path: str | Path) -> pb.BlobProto:
     shape = mean_shape(blob)
     if len(shape) != 3 or min(shape) < 1 or math.prod(shape) != len(blob_values(blob)):
         raise DataError(path, "is not a mean file", "make it with compute_image_mean")
+    if not math.isfinite(sum(blob_values(blob))):
+        raise DataError(path, "has values that are not finite", "make it again with compute_image_mean")
     return blob
 
 

@@ -319,6 +319,8 @@ def build(
     builder.check_settings(settings)  # before listing a million images
     for path in filter(None, (out, order.test_out)):
         builder.check_output(path, pictures.images)
+    if order.test_out is not None:
+        builder.check_apart(out, order.test_out)
     lists = {"root": pictures.root, "labels": pictures.labels, "class_list": pictures.class_list}
     found = builder.load_pictures(pictures.images, **lists)
     if found.ignored:

@@ -20,6 +20,7 @@ from caffe_recipes.wording import did_you_mean, one_line
 
 # Errors of the machine, not of the input.
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+_PRINTERS = (click.utils.__file__, "/rich/console.py", __file__)
 
 
 class _Lazy(NamedTuple):
@@ -162,7 +163,7 @@ def main() -> None:
         if error.filename:
             _fail(f"{error.filename}: {error.strerror}", 3 if error.errno in _FAILED else 2)
         _drop_output()
-        if _raised_in(error) in (click.utils.__file__, __file__):  # not a failed run: a run survives this
+        if _raised_in(error).endswith(_PRINTERS):  # not a failed run: a run survives this
             why, hint = error.strerror, "check its disk, or write to another file"
             _fail(f"cannot write to standard output: {why}; {hint}", 2)
         _fail(str(error), 3 if error.errno in _FAILED else 2)
@@ -179,7 +180,7 @@ def _open_standard_files() -> None:
 
 
 def _raised_in(error: OSError) -> str:
-    """Return the source file that raised an error: click's and this one write only to standard output."""
+    """Return the source file that raised an error: those of `_PRINTERS` write only to standard output."""
     return traceback.extract_tb(error.__traceback__)[-1].filename
 
 

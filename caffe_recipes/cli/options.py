@@ -216,7 +216,7 @@ class Number(click.types.FloatParamType):
     ) -> float:
         """Return the converted value; click names the option in an error."""
         if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
-            self.fail(f"'{value[:80]}' is not a number; write 90 or 0.5.", param, context)
+            self.fail(f"'{value[:80]}' is not a number; write one such as 0.5.", param, context)
         return float(super().convert(value, param, context))
 
 

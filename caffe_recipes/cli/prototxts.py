@@ -21,6 +21,7 @@ from caffe_recipes.review.rewrites import (
     render_diff,
     save_rewrites,
 )
+from caffe_recipes.wording import describe_count
 
 
 @click.command(
@@ -70,7 +71,7 @@ def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
         else:
             echo(f"would format {rewrite.path}")
     if check and changed:
-        of = f"{len(changed)} of {len(rewrites)} files"
+        of = f"{len(changed)} of {describe_count(len(rewrites), 'file')}"
         raise CheckFailed("", f"{of} would change", "run caffe-recipes fmt on them")
     if check:
         echo(f"0 would change, {len(rewrites)} unchanged")
@@ -117,9 +118,8 @@ def upgrade(
         for rewrite in rewrites:
             print_text(render_diff(rewrite))
     if check and outdated:
-        raise CheckFailed(
-            "", f"{outdated} of {len(paths)} files would change", "run caffe-recipes upgrade -w"
-        )
+        of = f"{outdated} of {describe_count(len(paths), 'file')}"
+        raise CheckFailed("", f"{of} would change", "run caffe-recipes upgrade -w")
     if check or diff:
         return
     if write:

@@ -452,6 +452,14 @@ def check_output(out: Path, images: Path) -> None:
         check_replaceable(name_beside(nearest / out.name))
 
 
+def check_apart(one: Path, other: Path) -> None:
+    """Raise DataError if one of two outputs would be within the other, or in the folder where it is built."""
+    for outer, inner in ((one, other), (other, one)):
+        path = Path(os.path.realpath(inner))
+        if any(path.is_relative_to(os.path.realpath(folder)) for folder in (outer, _partial_of(outer))):
+            raise DataError(inner, f"is within {outer}, which is built, too", "give another path")
+
+
 def check_planned(plan: BuildPlan, out: Path) -> None:
     """Raise DataError if `out`, or an unfinished build of it, has other images or settings."""
     partial = _partial_of(out)

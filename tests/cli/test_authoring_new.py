@@ -99,7 +99,7 @@ def test_counts_may_have_commas_between_their_thousands(tmp_path: Path) -> None:
     [
         (
             {"--epochs": "6_0"},
-            "Error: Invalid value for '--epochs': '6_0' is not a number; write 90 or 0.5",
+            "Error: Invalid value for '--epochs': '6_0' is not a number; write one such as 0.5",
         ),
         ({"--images": "9" * 5000}, "Error: Invalid value for '--images': '9999"),
     ],

@@ -228,6 +228,9 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
         (["--test-out", "t", "--test-share", "20"], "--test-share: 20 is not between 0 and 1; give 0.2 for"),
         (["--test-out", "t", "--test-share", "nan"], "--test-share: nan is not between 0 and 1"),
         (["--test-out", "out/lmdb"], "--test-out: is the same LMDB as --out; give another path"),
+        (["--test-out", "out/lmdb/t"], "out/lmdb, which is built, too; give another path"),
+        (["--test-out", "out/.lmdb.partial"], "out/.lmdb.partial: is within "),
+        (["--test-out", "out"], "lmdb: is within out, which is built, too"),
         (["--test-out", "images/t"], "images, whose folders are classes; give a path outside it"),
         (
             ["--test-out", "t"],

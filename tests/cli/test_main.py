@@ -161,8 +161,12 @@ def test_an_interrupt_ends_with_130_and_without_a_traceback(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("words", [["recipes"], ["summary", "digits-local:train_val"], ["schema"]])
-def test_output_to_a_full_disk_is_bad_input_and_not_a_failed_run(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["recipes"], ["summary", "digits-local:train_val"], ["schema"], ["status"]]
+)
+def test_output_to_a_full_disk_is_bad_input_and_not_a_failed_run(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "runs/small-1").mkdir(parents=True)
+    (tmp_path / "runs/small-1/journal.jsonl").touch()
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, *words],
@@ -170,6 +174,7 @@ def test_output_to_a_full_disk_is_bad_input_and_not_a_failed_run(words: list[str
             stderr=subprocess.PIPE,
             text=True,
             check=False,
+            cwd=tmp_path,
         )
     assert done.returncode == 2
     assert done.stderr == (

@@ -60,7 +60,7 @@ def test_out_writes_elsewhere(old: Path) -> None:
 def test_check_and_diff_write_nothing(old: Path) -> None:
     done = call("--check", old)
     assert isinstance(done.exception, CheckFailed)
-    assert str(done.exception) == "1 of 1 files would change; run caffe-recipes upgrade -w"
+    assert str(done.exception) == "1 of 1 file would change; run caffe-recipes upgrade -w"
     done = call("--diff", old)
     assert done.exit_code == 0
     assert '+  type: "ReLU" # kept\n' in done.stdout

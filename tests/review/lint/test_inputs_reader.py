@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,9 @@ def test_a_mean_file_that_is_not_one_is_a_warning(
     mean = tmp_path / "mean.binaryproto"
     mean.write_bytes(content)
     assert found() == [("mean-unreadable", "warning", f"{mean} is not a mean file")]
+    nan = pb.BlobProto(num=1, channels=1, height=1, width=2, data=[1, math.nan])
+    mean.write_bytes(nan.SerializeToString())
+    assert found() == [("mean-unreadable", "warning", f"{mean} has values that are not finite")]
     mean.write_bytes(pb.BlobProto(num=1, channels=1, height=1, width=2, data=[1, 2]).SerializeToString())
     assert found() == []
 

@@ -96,6 +96,11 @@ def test_a_renamed_run_that_has_ended_cannot_be_cancelled(place: Place) -> None:
         Canceller(place.root).cancel("kept")
 
 
+def test_a_path_that_is_no_run_cannot_be_cancelled(place: Place) -> None:
+    with pytest.raises(InputError, match="no run or recipe is named '/'"):
+        Canceller(place.root).cancel("/")
+
+
 @pytest.mark.parametrize("now", [False, True])
 def test_a_run_is_stopped_as_by_ctrl_c_and_waited_for(place: Place, now: bool) -> None:
     place.behave(init="waits")
