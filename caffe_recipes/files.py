@@ -532,12 +532,12 @@ def _read_open(file: BinaryIO, most_bytes: int, silence_s: float) -> bytes:
 def read_from(path: Path, most_bytes: int, owners: Collection[int]) -> bytes:
     """Read as read_bytes does, but only what root, this user or `owners` could have put there.
 
-    Outside of folders where anybody can put files, every owner is trusted; a pipe without a name is the
+    Outside of folders where anybody can put files, every owner is trusted; a pipe or here-document is the
     user's own. Raises UntrustedPathError. The open file is compared with the one that the checked path leads
     to, so it does not matter who renames what in the meantime.
     """
     with _open_at_once(path) as file:
-        if not _is_inherited_pipe(file.fileno()):
+        if not _is_inherited(file.fileno()):
             with _naming(path), _open_place(path, owners=owners) as place:
                 found = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
                 if not os.path.samestat(found, os.fstat(file.fileno())):
@@ -546,9 +546,11 @@ def read_from(path: Path, most_bytes: int, owners: Collection[int]) -> bytes:
         return _read_open(file, most_bytes, _SILENCE_S)
 
 
-def _is_inherited_pipe(descriptor: int) -> bool:
-    """Return whether a file is an unnamed pipe that this process was given, as in `<(...)`."""
-    if not _name_of(descriptor).startswith("pipe:"):
+def _is_inherited(descriptor: int) -> bool:
+    """Return whether a file is one without a name that this process was given, as `<(...)` and `<<EOF` do."""
+    status = os.fstat(descriptor)
+    is_removed = stat.S_ISREG(status.st_mode) and status.st_nlink == 0 and status.st_uid == os.geteuid()
+    if not is_removed and not _name_of(descriptor).startswith("pipe:"):
         return False
     for other in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names
         with suppress(OSError):  # the descriptor of the listing itself

@@ -245,11 +245,11 @@ find_lmdbs() {
   local missing='' other='' silent='' refused='' i state bytes digest source_bytes number='(0|[1-9][0-9]{0,18})'
   whole_paths "$LMDB" "$LMDB_SOURCE"
   LMDB_PATH=${WHOLE[0]} SOURCE=${WHOLE[1]:+${WHOLE[1]}/data.mdb}
-  SOURCE_DIGEST=$(sh "$NODE" manifest "$SOURCE" | last_answer)
-  SOURCE_DIGEST=${SOURCE_DIGEST#manifest }
+  SOURCE_DIGEST=$(sh "$NODE" manifest "$SOURCE" | last_answer | sed 's/^manifest //')
   [[ $SOURCE_DIGEST != refused* ]] ||
     stop 2 "LMDB_SOURCE: $SOURCE ${SOURCE_DIGEST#refused }; set LMDB_SOURCE to your own copy, or ask its owner to remove it"
-  whole_paths "$TEST_LMDB" "${READS[@]}" # a solver may test
+  ! grep -qs '^ *test_iter' "$JOBS/../prototxt/$RECIPE"/* "$PROTOTXT_DIR"/*.prototxt || READS+=("$TEST_LMDB") # ranks test
+  whole_paths "${READS[@]}"
   ask_each "${HOSTS[@]}" -- probe "$LMDB_PATH" "$SOURCE" - "${WHOLE[@]}"
   for i in "${!HOSTS[@]}"; do
     read -r state bytes digest source_bytes <<<"${ANSWERS[i]}"
@@ -474,7 +474,7 @@ start_chain() { # INTERFACE [--help]
   STATE=logs/$RECIPE UNTRAINED=() BARE=() MADE=() OWN=() EVALUATES=''
   for net in "${NETS[@]}"; do check_prototxt "$(net_of "$net")" "$NETS_DIR/$net.prototxt"; done
   PASS=check chain
-  check_own "$PWD" "${OWN[@]}" "${READS[@]}"
+  check_own "$PWD" "${OWN[@]}" "${READS[@]}" "$([[ ! -e $TEST_LMDB ]] || echo "$TEST_LMDB")"
   ((${#UNTRAINED[@]} == 0)) || find_lmdbs
   lock
   command -v -- "$TRAINER" >/dev/null ||

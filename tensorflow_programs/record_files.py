@@ -9,8 +9,10 @@ listing. This module does not need TensorFlow.
 from __future__ import annotations
 
 import errno
+import grp
 import json
 import os
+import pwd
 import random
 import socket
 import stat
@@ -132,6 +134,18 @@ class Share:
         return files[self.group_rank :: self.group_ranks] if self.is_by_file else files
 
 
+def is_private_group(gid: int) -> bool:
+    """Return whether a group is that of this user alone: it has the user's name, and no other members.
+
+    An access control list shows as group permissions, so files with one are not recognized here.
+    """
+    try:
+        group, me = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return gid == os.getegid() and group.gr_name == me and set(group.gr_mem) <= {me}
+
+
 def check_trusted(path: Path) -> None:
     """Raise BadInput if another user could have put a file there; OSError if it does not exist.
 
@@ -159,6 +173,8 @@ def check_trusted(path: Path) -> None:
             is_open = bool(status.st_mode & stat.S_IWOTH)
             if is_open and not status.st_mode & stat.S_ISVTX:
                 problem = "can be changed by anybody"
+            elif is_shared and status.st_mode & stat.S_IWGRP and not is_private_group(status.st_gid):
+                problem = f"can be changed by group {status.st_gid}"
             is_shared = is_open or (is_shared and (status.st_uid != 0 or os.geteuid() == 0))
         if problem:
             message = f"{path}: {here} {problem} on {socket.gethostname()}; {OWN_RECORDS}"

@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -552,6 +553,13 @@ def test_what_is_run_is_read_from_an_own_pipe(tmp_path: Path) -> None:
         assert read_from(path, 7, ()) == b"unnamed"
     os.close(reader)
     os.close(end)
+
+
+def test_what_is_run_is_read_from_a_here_document() -> None:
+    with tempfile.TemporaryFile() as removed:
+        removed.write(b"here")
+        removed.seek(0)
+        assert read_from(Path(f"/proc/self/fd/{removed.fileno()}"), 100, ()) == b"here"
 
 
 @as_root

@@ -11,7 +11,7 @@ import click
 
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import PATH, RECIPE, Whole, examples, gather
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, echo_rows
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.cluster.slurm_jobs import parse_limit
@@ -191,7 +191,7 @@ def submit(
         environment={"LMDB_SOURCE": str(source)} if source and loaded.reads_lmdb else {},
     )
     if dry_run:
-        echo(*describe_submission(loaded, options, note, with_scripts=show_scripts))
+        echo_rows(describe_submission(loaded, options, note, with_scripts=show_scripts))  # to be copied
         return
     submit_chain(loaded, options, echo, SubmitEnv(LocalHost()))
     for word in ("status", "cancel"):

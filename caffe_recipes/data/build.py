@@ -43,7 +43,14 @@ from caffe_recipes.data.manifest import (
     write_manifest,
 )
 from caffe_recipes.errors import DataError, InputError, RunFailed
-from caffe_recipes.files import check_replaceable, lock, make_own_folder, name_beside, write_whole
+from caffe_recipes.files import (
+    check_replaceable,
+    lock,
+    make_own_folder,
+    name_beside,
+    read_bytes,
+    write_whole,
+)
 from caffe_recipes.wording import describe_count, plural
 
 T = TypeVar("T")
@@ -173,7 +180,7 @@ def check_plan(partial: Path, digest: str) -> None:
     path = partial / "plan"
     if not path.exists():
         write_whole({path: digest.encode()}, is_synced=True)
-    elif path.read_bytes() != digest.encode():
+    elif read_bytes(path, len(digest) + 1) != digest.encode():
         what = "was started with other images or settings"
         raise DataError(partial, what, "remove it, or give the images and settings that it was started with")
 
@@ -465,7 +472,11 @@ def check_planned(plan: BuildPlan, out: Path) -> None:
     partial = _partial_of(out)
     if os.path.lexists(out):
         _check_existing(plan, out)
-    elif (partial / "plan").exists() and _has_records(partial):
+        return
+    if os.path.lexists(partial):
+        with writing(out):
+            make_own_folder(partial)  # which refuses one of another user
+    if (partial / "plan").exists() and _has_records(partial):
         check_plan(partial, plan.digest)
 
 

@@ -54,7 +54,7 @@ _RESNET = _Path(
     "RESNET_DIR",
     "tensorflow_programs of caffe-recipes, or models/official/resnet of a modified tensorflow/tpu",
 )
-_PROGRAMS = '"$RESNET_DIR" "$RESNET_DIR"/*.py'
+_PROGRAMS = '"$RESNET_DIR" "$RESNET_DIR"/{*.py,*.pyc,*.so,__pycache__{,/*}}'
 
 
 def render_horovod(recipe: AnyRecipe) -> dict[str, str]:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, try_each
+from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, first_error, try_each
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, names_host
 from caffe_recipes.cluster.remote import own_file_stamp
-from caffe_recipes.errors import ClusterError, DiskFailed, RunFailed, WeightsError
+from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
 from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finish, Launch, RunState, Stopped
@@ -41,7 +41,7 @@ from caffe_recipes.run.snapshots import (
     is_whole,
     place_checkpoint,
 )
-from caffe_recipes.run.staging import check_data
+from caffe_recipes.run.staging import ask_about_data
 from caffe_recipes.run.trainer import Checkpoint, Testing, Training
 from caffe_recipes.run.trainer_log import (
     LogPace,
@@ -465,11 +465,10 @@ def evaluate(run: Run, testing: Testing) -> None:
 
 def _check_test_data(run: Run) -> None:
     """Raise RunFailed if another user has put the test data there since the run was prepared."""
-    try:
-        check_data(run.setting, "test")
-    except ClusterError as error:
+    error = first_error(ask_about_data(run.setting, "test", (), may_be_absent=False))  # only on this machine
+    if error is not None:
         run.emit(Failed(str(error)))
-        raise RunFailed(error.where, error.what, error.hint) from None
+        raise RunFailed(error.where, error.what, error.hint)
 
 
 def _run_test(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None]:

@@ -15,7 +15,7 @@ here=$(unset CDPATH && cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 for name in RESNET_DIR VALIDATION_DIR MODEL_DIR; do
   [[ -n ${!name-} ]] || { printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_evaluate.sh\n' "$name" >&2; exit 2; }
 done
-trust=$(sh "$here/../lib/node.sh" read "$MODEL_DIR"/model_batch_24k_90ep "$here" "$RESNET_DIR" "$RESNET_DIR"/*.py "$VALIDATION_DIR")
+trust=$(sh "$here/../lib/node.sh" read "$MODEL_DIR"/model_batch_24k_90ep "$here" "$RESNET_DIR" "$RESNET_DIR"/{*.py,*.pyc,*.so,__pycache__{,/*}} "$VALIDATION_DIR") || { printf 'tf-256n-90ep: start tf_evaluate.sh by its path, beside jobs/lib\n' >&2; exit 2; }
 [[ $trust == *': trusted' ]] || { printf 'tf-256n-90ep: %s: %s; use a folder of your own\n' "$MODEL_DIR"/model_batch_24k_90ep "${trust##*: refused }" >&2; exit 2; }
 OMP_NUM_THREADS=46 exec python "$RESNET_DIR"/resnet_eval.py \
   --eval_batch_size 200 --num_intra_threads 46 --num_inter_threads 2 \

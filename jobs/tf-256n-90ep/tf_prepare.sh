@@ -16,7 +16,7 @@ here=$(unset CDPATH && cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 for name in IMAGENET_TO_GCS RAW_IMAGE_DIR TF_RECORDS_DIR; do
   [[ -n ${!name-} ]] || { printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_prepare.sh\n' "$name" >&2; exit 2; }
 done
-trust=$(sh "$here/../lib/node.sh" trust "$TF_RECORDS_DIR" "$here" "$IMAGENET_TO_GCS" "$RAW_IMAGE_DIR")
+trust=$(sh "$here/../lib/node.sh" trust "$TF_RECORDS_DIR" "$here" "$IMAGENET_TO_GCS" "$RAW_IMAGE_DIR") || { printf 'tf-256n-90ep: start tf_prepare.sh by its path, beside jobs/lib\n' >&2; exit 2; }
 [[ $trust == *': trusted' ]] || { printf 'tf-256n-90ep: %s: %s; use a folder of your own\n' "$TF_RECORDS_DIR" "${trust##*: refused }" >&2; exit 2; }
 exec python "$IMAGENET_TO_GCS" \
   --raw_data_dir "$RAW_IMAGE_DIR" --local_scratch_dir "$TF_RECORDS_DIR"

@@ -22,7 +22,7 @@ done
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" # for tf_rates.py, beside this script on every node
 data=$TRAIN_DIR
 [[ -e $data ]] || data=$here # it is on the nodes, where each rank checks it
-trust=$(sh "$here/../lib/node.sh" read "$MODEL_DIR"/model_batch_24k_90ep "$here" "$RESNET_DIR" "$RESNET_DIR"/*.py "$data")
+trust=$(sh "$here/../lib/node.sh" read "$MODEL_DIR"/model_batch_24k_90ep "$here" "$RESNET_DIR" "$RESNET_DIR"/{*.py,*.pyc,*.so,__pycache__{,/*}} "$data") || { printf 'tf-256n-90ep: start tf_train.sh by its path, beside jobs/lib\n' >&2; exit 2; }
 [[ $trust == *': trusted' ]] || { printf 'tf-256n-90ep: %s: %s; use a folder of your own\n' "$MODEL_DIR"/model_batch_24k_90ep "${trust##*: refused }" >&2; exit 2; }
 exec mpirun -np 512 -ppn 2 python "$RESNET_DIR"/resnet_main.py \
   --train_batch_size 24576 --train_steps 4680 --num_intra_threads 22 --num_inter_threads 2 \

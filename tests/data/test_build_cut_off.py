@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,7 +18,7 @@ import lmdb
 import pytest
 
 from caffe_recipes.caffe.datums import check_datums
-from caffe_recipes.data.build import build_lmdb
+from caffe_recipes.data.build import build_lmdb, check_planned
 from caffe_recipes.data.images import Settings
 from caffe_recipes.data.manifest import BuildManifest, manifest_path
 from caffe_recipes.data.tfrecords import check_records
@@ -46,6 +47,20 @@ def test_a_build_begun_by_another_plan_is_restarted_if_it_has_no_records(
     lmdb.open(str(partial / "lmdb"), lock=False).close()
     build_lmdb(plan_of(listed), tmp_path / "lmdb")
     assert names(tmp_path) == ["images", "lmdb", "lmdb.manifest.json"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_an_unfinished_build_of_another_user_is_refused_and_not_read(listed: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        shared = Path(name)
+        shared.chmod(0o1777)
+        partial = shared / ".lmdb.partial"
+        (partial / "lmdb").mkdir(parents=True)
+        lmdb.open(str(partial / "lmdb"), lock=False).close()
+        os.mkfifo(partial / "plan")  # reading it would wait
+        os.chown(partial, 65534, 65534)
+        with pytest.raises(DataError, match="cannot be written: it belongs to user 65534"):
+            check_planned(plan_of(listed), shared / "lmdb")
 
 
 def test_an_unfinished_build_that_is_damaged_is_named(listed: Path, tmp_path: Path) -> None:

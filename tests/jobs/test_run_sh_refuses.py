@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,11 +161,9 @@ def test_a_test_lmdb_of_another_user_is_refused_before_training(small_cluster: S
     lmdb = small_cluster.root / small_cluster.recipe.data.test.lmdb
     os.chown(lmdb, 65534, 65534)
     output = small_cluster.refused()
-    used = (
-        f"on c401-001: is used with {lmdb}, which belongs to user nobody (65534), who can change its contents"
-    )
-    assert used in output
-    assert "; ask its owner to remove it, or set another path in the recipe\n" in output
+    part = lmdb.relative_to(small_cluster.root)
+    assert f"contains {part}, which belongs to user nobody (65534), who can change its contents" in output
+    assert "; make it writable only by you, or use a copy in a folder of your own\n" in output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
@@ -177,6 +176,23 @@ def test_a_test_lmdb_that_another_user_puts_there_during_the_run_is_not_tested_w
     assert done.returncode == 2
     assert "belongs to user nobody (65534), who can change its contents" in done.stderr
     assert not (small_cluster.play / "test.argv").exists()
+
+
+def test_a_test_lmdb_may_be_built_in_a_shared_folder_while_a_chain_trains(tmp_path: Path) -> None:
+    recipe = load_recipe("stampede2-64n-72ep")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    test = recipe.data.test.model_copy(update={"lmdb": str(tmp_path / "shared/val_lmdb")})
+    changes = {
+        "data": recipe.data.model_copy(update={"test": test}),
+        "phases": recipe.phases[:1],
+        "cluster": recipe.cluster.model_copy(update={"nodes": 1}),
+    }
+    cluster = StandInCluster(tmp_path / "own", recipe.model_copy(update=changes))
+    shutil.rmtree(test.lmdb)
+    done = cluster.run()
+    assert "val_lmdb: no LMDB for the evaluation yet" in done.stderr
+    assert "init: training" in done.stderr
 
 
 def test_a_trainer_that_appears_during_the_run_is_checked_before_it_tests(

@@ -87,7 +87,7 @@ def test_hostile_texts_stay_one_word_each(tmp_path: Path) -> None:
     train_phase() { :; }
     evaluate_model() { show "evaluates $3"; }
     train solver.prototxt "2 $(basename "$LMDB")_iter_3750.caffemodel"; test_model net 1 model
-    pass check; pass train
+    PASS=check chain; PASS=train chain
     show "$LMDB" "$TEST_LMDB" "$LMDB_SOURCE" "$PROTOTXT_DIR"
     """
     done = subprocess.run(
@@ -122,7 +122,7 @@ def ask_script(recipe: Recipe, question: str, *words: str) -> str:
 
 def test_a_phase_names_where_it_is_stopped_and_what_later_phases_need() -> None:
     first, second = ask_script(
-        stopped_recipe(), "check_phase() { printf '<%s>' \"$@\"; echo; }; pass check"
+        stopped_recipe(), "check_phase() { printf '<%s>' \"$@\"; echo; }; PASS=check chain"
     ).splitlines()
     path = f"/tmp/{HOSTILE}_iter"
     assert first == f"<init><train_val><><{path}_7800.caffemodel><7800><{path}_3900.caffemodel>"
@@ -254,7 +254,7 @@ def test_without_an_evaluation_none_is_made() -> None:
     script = render_run_script(changed(load_recipe("digits-local"), evaluation=None))
     assert "evaluat" not in script
     recipe = changed(load_recipe("digits-local"), evaluation=None)
-    asked = "train_phase() { :; }; pass train 2>&1"
+    asked = "train_phase() { :; }; PASS=train chain 2>&1"
     assert ask_script(recipe, asked) == "digits-local: done: digits_collapse_iter_112.caffemodel\n"
 
 

@@ -167,6 +167,10 @@ def test_records_that_another_user_could_have_put_there_are_refused(what: str) -
         assert f"{planted} belongs to user 65534 on " in records.refuse()
         os.chown(planted, 0, 0, follow_symlinks=False)
         assert records.load().records == 9
+        records.folder.chmod(0o775)
+        os.chown(records.folder, 0, 54321)
+        assert f"{records.folder.resolve()} can be changed by group 54321 on " in records.refuse()
+        records.folder.chmod(0o755)
         shared.chmod(0o777)
         assert f"{shared} can be changed by anybody on " in records.refuse()
 

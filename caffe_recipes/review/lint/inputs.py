@@ -255,7 +255,7 @@ def check_records(net: Document[pb.NetParameter], root: Path | None) -> Iterator
                 read(path, root)
             except DataError as error:
                 where = net.where(f"layer[{index}].{key}")
-                write = error.hint or "build the LMDB again"
+                write = error.hint or "build it again"
                 yield finding(rule, where, write=write, place=error.where, fault=error.what)
 
 

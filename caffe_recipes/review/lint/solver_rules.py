@@ -393,7 +393,7 @@ def _nearest(name: str, known: list[str] | tuple[str, ...], other: str = "SGD") 
 solver_value_refused = value_rule(
     "solver-value-refused",
     "error",
-    "a value that makes Caffe stop or divide by 0: iter_size, average_loss, test_iter and others",
+    "a value that makes Caffe abort or divide by 0: iter_size, average_loss, test_iter and others",
 )
 
 

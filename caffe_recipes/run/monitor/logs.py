@@ -150,7 +150,7 @@ def _check_below(runs: RunsFolder, path: str) -> None:
     root, target = runs.files.resolve(runs.root), runs.files.resolve(path)
     if not root or not target or posixpath.commonpath((root, target)) != root:
         what = "is not shown: another user's journal names it, and it is not in the Caffe root"
-        raise InputError(path, what, "read it yourself if you trust them")
+        raise InputError(path, what, "read it yourself if you trust its owner")
 
 
 def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, str, bool]:
