@@ -173,7 +173,7 @@ def test_a_disk_that_fills_on_the_way_is_named_and_the_rest_are_staged(
 ) -> None:
     cluster = make_cluster(4, tmp="40m")
     staging = Staging(cluster, cluster.shared)
-    cluster.rate("40mbit")
+    cluster.rate("20mbit")  # so that half_way sees it on a busy machine, too
     started = staging.start("--how", how)
     staging.half_way("node2")
     staging.on("node2", f"fallocate -l {22 * MB} /tmp/full")
