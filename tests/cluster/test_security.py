@@ -44,7 +44,7 @@ HOSTILE = (METACHARACTERS, "-x", "--help", "a\nb", "a\0b", "a\x1b[2J", "$(touch 
 # What a script does with its recipe's texts, except starting anything.
 CALLED = """
 exec() { :; }; check_phase() { :; }; place_phase() { :; }
-train solver.prototxt "$LMDB"; test_model net 1 model; pass check; pass place
+train solver.prototxt "$LMDB"; test_model net 1 model; PASS=check chain; PASS=place chain
 """
 RECIPE = (ROOT / "caffe_recipes/recipes/stampede2-64n-72ep.yaml").read_text("utf-8")
 

@@ -66,10 +66,11 @@ def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None
     """
     env = env or CancelEnv()
     root = Path(options.root)
+    check_own_root(root, own_run_paths(root, Path(run).name))  # journals name what is ended
     ask = Slurm(env.host)
     status = find_status(run, StatusOptions(options.root), FollowEnv(ask=ask), reach=False)
-    own = run_entries(Path(status.run.path)) if status.run is not None else []
-    check_own_root(root, [*own_run_paths(root, status.recipe), *own])  # they name what is ended
+    if status.run is not None:  # given by its folder, or by the name that this was renamed to
+        check_own_root(root, [*own_run_paths(root, status.recipe), *run_entries(Path(status.run.path))])
     away = next((job.away for job in status.jobs if job.away), "")
     live = [job for job in status.jobs if job.is_live or job.is_elsewhere]
     if live:
