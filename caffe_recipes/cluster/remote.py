@@ -189,7 +189,7 @@ def check_trust(
     """Raise NodeRefusal if another user could have put files on a host that we read, or for `trust` write.
 
     What we read must exist if anybody could create it. `words` are a path, the Caffe root, and more paths.
-    Raises HostFailed if there is no answer.
+    Raises HostFailed if the host does not respond.
     """
     ask_node(host, verb, *words, timeout_s=timeout_s, hint=hint, valid="trusted")
 

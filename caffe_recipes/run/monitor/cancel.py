@@ -66,7 +66,7 @@ def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None
     """
     env = env or CancelEnv()
     root = Path(options.root)
-    check_own_root(root, own_run_paths(root, Path(run).name))  # journals name what is ended
+    check_own_root(root, own_run_paths(root, Path(run).name))  # its journals name what to end
     ask = Slurm(env.host)
     status = find_status(run, StatusOptions(options.root), FollowEnv(ask=ask), reach=False)
     if status.run is not None:  # given by its folder, or by the name that this was renamed to
