@@ -127,6 +127,8 @@ class SshHost:
             except paramiko.ChannelException:
                 return self.execute_over_new_connection(command)
             except FAILURES as error:
+                if isinstance(error, EOFError):  # on writing; the reader may not have noticed yet
+                    login.hang_up()
                 if again and not login.is_alive():
                     continue
                 raise self._session_failed(error) from None

@@ -136,6 +136,22 @@ def test_one_login_serves_many_commands(ssh_server: SshServer, tmp_path: Path) -
     assert ssh_server.logins == 1
 
 
+def test_a_connection_whose_end_is_seen_only_on_writing_is_replaced(
+    ssh_server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = SshHost("node1", tmp_path / "ssh")
+    host.connect()
+    assert host._login is not None
+
+    def write_to_a_closed_socket(**_: float) -> paramiko.Channel:
+        raise EOFError  # as paramiko does before its reader has had a turn
+
+    monkeypatch.setattr(host._login.transport, "open_session", write_to_a_closed_socket)
+    assert host.run(["echo", "over the second"]).stdout == "over the second\n"
+    assert ssh_server.logins == 2
+    host.close()
+
+
 def test_an_unknown_host_key_is_refused(ssh_server: SshServer, tmp_path: Path) -> None:
     (tmp_path / "ssh" / "known_hosts").write_text("")
     with pytest.raises(
