@@ -127,7 +127,7 @@ class SshHost:
             except paramiko.ChannelException:
                 return self.execute_over_new_connection(command)
             except FAILURES as error:
-                if isinstance(error, EOFError):  # on writing; the reader may not have noticed yet
+                if isinstance(error, EOFError):  # it has ended, even if paramiko's reader has not noticed yet
                     login.hang_up()
                 if again and not login.is_alive():
                     continue
