@@ -1,13 +1,15 @@
-"""A host for tests: answers from a function, files from a dict, failures on demand. No process, no wire."""
+"""Hosts for tests: one with canned answers, without a process, and this machine without a supervisor."""
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Running, supervise
+from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import ClusterError, HostFailed
 
 Answer = Callable[[tuple[str, ...], bytes], Completed]
@@ -71,6 +73,17 @@ class StandInHost:
     def _raise_fault(self) -> None:
         if self.fault is not None:
             raise self.fault
+
+
+class QuickHost(LocalHost):
+    """This machine, where short commands run without a supervisor, whose processes are most of their time."""
+
+    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+        """Run a command to its end."""
+        done = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout_s)
+        return Completed(
+            done.returncode, *(each.decode(errors="replace") for each in (done.stdout, done.stderr))
+        )
 
 
 class _Canned:

@@ -50,6 +50,7 @@ from caffe_recipes.run.folders import RUNS, check_root, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import find_trainer, plan_launch
+from caffe_recipes.run.process import StartTrainer, launch_trainer
 from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.trainer import RunPlan, Trainer
 from caffe_recipes.run.trainer_log import LogTail
@@ -141,7 +142,7 @@ class Setting:
     `environment` is added to this process's environment for the launcher. `profile` lacks the launcher
     options that the installed launcher does not know; these are `refused_options`. `spares` are the hosts of
     the hostfile beyond those that get ranks; they are not connected yet, which `connect` does. With
-    `side_by_side` branches train on them. `stale` is as in FoundHosts.
+    `side_by_side` branches train on them. `stale` is as in FoundHosts. `start` starts the trainer.
     """
 
     recipe: AnyRecipe
@@ -160,6 +161,7 @@ class Setting:
     stop_grace_s: float = STOP_GRACE_S
     policy: Policy = field(default_factory=Policy)
     side_by_side: bool = False
+    start: StartTrainer = launch_trainer
 
     @property
     def trainer(self) -> Trainer:

@@ -26,7 +26,7 @@ from caffe_recipes.run.context import LaunchFailed, Run
 from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.prepare import check_hosts_read, ensure_weights
-from caffe_recipes.run.process import AHEAD_BYTES, POLL_S, TrainerProcess
+from caffe_recipes.run.process import AHEAD_BYTES, TrainerProcess
 from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (
@@ -240,7 +240,7 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
             ranks.read(log)
             run.interrupts.raise_urgent()
             run.check_folder()
-            time.sleep(POLL_S)
+            trainer.wait()
         run.check_folder()
         monitor.finish()
         lead, trouble = monitor.lead(), monitor.trouble

@@ -28,7 +28,7 @@ from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finish, Laun
 from caffe_recipes.run.folders import write_hostfile
 from caffe_recipes.run.launch import Followed, end_everywhere, follow
 from caffe_recipes.run.prepare import check_hosts_read, ensure_files, ensure_weights
-from caffe_recipes.run.process import POLL_S, TrainerProcess, launch_trainer, make_room
+from caffe_recipes.run.process import TrainerProcess, make_room
 from caffe_recipes.run.signals import Interrupted
 from caffe_recipes.run.slurm_job import asks_slurm, started_before, wait_for_slurm
 from caffe_recipes.run.snapshots import (
@@ -224,7 +224,7 @@ def train(run: Run, training: Training) -> None:
     argv = run.setting.training_argv(launch.arguments, f"{run.folder}/hostfile")
     environment = {**run.setting.environment, LAUNCH_VARIABLE: launch.id}
     _follow_to_end(
-        run, training, launch, lambda: launch_trainer(argv, run.setting.root, environment, log, inherited)
+        run, training, launch, lambda: run.setting.start(argv, run.setting.root, environment, log, inherited)
     )
 
 
@@ -480,9 +480,9 @@ def _run_test(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None
     make_room(run.path(log), run.notify)
     try:
         with run.interrupts.held():
-            trainer = launch_trainer(argv, setting.root, environment, run.path(log))
+            trainer = setting.start(argv, setting.root, environment, run.path(log), ())
         while trainer.is_running() and stalled is None:
-            time.sleep(POLL_S)
+            trainer.wait()
             tail.read()
             stalled = pace.look(tail)
     finally:

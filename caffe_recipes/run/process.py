@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,6 +59,15 @@ class TrainerProcess:
         pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
         return next((pid for pid in pids if _is_trainer_of(pid, log)), None)
 
+    def wait(self, most_s: float = POLL_S) -> bool:
+        """Wait for the launcher to end, for `most_s` at most; return whether it is still running."""
+        if self._process is None:
+            time.sleep(most_s)
+        else:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(most_s)
+        return self.is_running()
+
     def interrupt(self) -> None:
         """Ask Caffe to stop after the current iteration, as Ctrl-C does: hydra passes SIGINT to all ranks."""
         self._signal(signal.SIGINT)
@@ -71,11 +81,11 @@ class TrainerProcess:
         try:
             self._signal(signal.SIGTERM)
             while self.is_running() and time.monotonic() < deadline:
-                time.sleep(POLL_S)
+                self.wait()
         finally:
             while self.is_running():
                 self._signal(signal.SIGKILL)
-                time.sleep(POLL_S)
+                self.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         pid = self.pid()
@@ -112,6 +122,10 @@ def launch_trainer(
         except OSError as error:
             raise RunFailed(argv[0], f"does not start: {error.strerror}", "check its installation") from None
     return TrainerProcess(log, process)
+
+
+# Starts a trainer as `launch_trainer` does.
+StartTrainer = Callable[[Sequence[str], Path, Mapping[str, str], Path, Sequence[int]], TrainerProcess]
 
 
 def make_room(log: Path, say: Callable[[str], None]) -> None:

@@ -48,7 +48,7 @@ from caffe_recipes.run.phase import evaluate, note_stop, train
 from caffe_recipes.run.plan import find_trainer, plan_chain, plan_steps
 from caffe_recipes.run.preflight.checks import run_preflight
 from caffe_recipes.run.prepare import ensure_snapshot, prepare, stage_data
-from caffe_recipes.run.process import TrainerProcess, describe_launch
+from caffe_recipes.run.process import StartTrainer, TrainerProcess, describe_launch, launch_trainer
 from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import ask_slurm, check_over, this_job
@@ -107,12 +107,13 @@ def run_chain(
     *,
     observers: Sequence[Observer] = (),
     connect: Connect = open_host,
+    start: StartTrainer = launch_trainer,
 ) -> RunState:
     """Train all phases of a recipe, or resume its latest run; return the state at the end.
 
-    The `observers` get its events, as the reporter does. Raises InputError before anything on disk has
-    changed, RunFailed if the run fails, and Interrupted if it is stopped; in all of these cases no trainer is
-    left behind.
+    The `observers` get its events, as the reporter does. `connect` opens a host, and `start` starts a
+    trainer. Raises InputError before anything on disk has changed, RunFailed if the run fails, and
+    Interrupted if it is stopped; in all of these cases no trainer is left behind.
     """
     reporter, interrupts = reporter or Reporter(), Interrupts()
     check_submitted(recipe, os.environ)
@@ -129,7 +130,7 @@ def run_chain(
         state = latest.state() if latest else RunState()
         if latest and is_finished(recipe, steps, state):
             return report_finished(recipe, options, steps, folder, state, reporter)
-        setting = find_setting(recipe, options, _closing(connect, stack))
+        setting = replace(find_setting(recipe, options, _closing(connect, stack)), start=start)
         name = f"{RUNS}/{folder.name}"
         plan = plan_chain(recipe, name, options.until)
         _check_interval(plan, setting.policy.checkpoint_every)

@@ -21,8 +21,8 @@ from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
 from tests.cluster.harness.cluster import Cluster
-from tests.run import fake_caffe
 from tests.run.conftest import RECIPE, _write_lmdb
+from tests.run.fake_caffe import place_program
 
 pytestmark = pytest.mark.cluster
 
@@ -38,9 +38,7 @@ def make_root(root: Path) -> Path:
     (root / "behaviour.json").write_text(json.dumps({"cyc1": "waits"}))
     _write_lmdb(root / "data" / "train_lmdb", 128)
     _write_lmdb(root / "data" / "test_lmdb", 16)
-    caffe = root / "caffe"
-    caffe.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake_caffe.__file__}" "$@"\n')
-    caffe.chmod(0o755)
+    place_program(root)
     return root
 
 

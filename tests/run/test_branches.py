@@ -91,7 +91,7 @@ def test_a_finished_run_is_finished_only_while_every_end_is_what_it_was(branched
 
 
 def test_a_journal_older_than_branches_gives_the_result_of_its_last_phase(place: Place) -> None:
-    place.run()
+    place.begin()
     journal = place.root / "runs/small-1/journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     assert lines[-1].pop("phase") == "last"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.errors import RunFailed, WeightsError
+from caffe_recipes.errors import WeightsError
 from caffe_recipes.run.journal import JournalError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_a_finished_run_on_a_read_only_disk_is_shown(place: Place, monkeypatch: 
 
 
 def test_a_hostfile_that_a_finished_run_does_not_use_is_named(place: Place) -> None:
-    place.run()
+    place.begin()
     place.run(hostfile=place.root / "other")
     last = place.output.getvalue().partition("small-1 is finished; ")[2]
     assert last.startswith("--hostfile is not used; use --new to start another run")
@@ -44,9 +44,7 @@ def test_a_hostfile_that_a_finished_run_does_not_use_is_named(place: Place) -> N
 def test_a_run_that_is_not_finished_needs_a_disk_that_can_be_written(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.behave(cyc1="ends-early")
-    with pytest.raises(RunFailed):
-        place.run()
+    place.begin(cyc1="ends-early")
     make_read_only(monkeypatch)
     with pytest.raises(
         JournalError, match="cannot be opened: Read-only file system; make the disk"
@@ -56,10 +54,7 @@ def test_a_run_that_is_not_finished_needs_a_disk_that_can_be_written(
 
 
 def test_a_possible_location_of_a_lost_snapshot_is_named(place: Place) -> None:
-    place.behave(cyc1="ends-early")
-    with pytest.raises(RunFailed):
-        place.run()
-    place.behave()
+    place.begin(cyc1="ends-early")
     kept = place.root / "runs/small-1/snapshots/small_init_iter_8.caffemodel"
     kept.write_bytes(kept.read_bytes()[:100])
     hint = "restore it, for example from tmp/small_init_iter_8.caffemodel on the host of rank 0"
