@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The tests that `make test` and `make test-all` run.
+T ?= tests
+PARALLEL := -n 3 --dist worksteal
 # Tests start thousands of Python processes; without bytecode each would compile the package again, in 0.3 s.
 EXPORTS := MPLBACKEND=Agg PYTHONDONTWRITEBYTECODE=
 RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digits-cyclic
 # Their files are not committed.
 OTHERS := tf-256n-8k-90ep tf-digits-local
 
-.PHONY: install install-tensorflow demo demo-tensorflow test test-cluster test-tensorflow check proto generate house pictures bench clean help
+.PHONY: install install-tensorflow demo demo-tensorflow test test-all test-cluster test-tensorflow check proto generate house pictures bench clean help
 
 ## install: create only the environment, .venv, with all commands
 install: $(STAMP)
@@ -26,9 +29,14 @@ demo: $(STAMP)
 demo-tensorflow: $(STAMP) install-tensorflow
 	$(BIN)/caffe-recipes run tf-digits-local
 
-## test: run all tests that need neither root nor a network, and the examples in docstrings
+## test: run the tests that take seconds, and the examples in docstrings; T=tests/caffe runs a part
 test: $(STAMP)
-	$(EXPORTS) $(BIN)/python -m pytest -n 3 tests caffe_recipes
+	$(EXPORTS) $(BIN)/python -m pytest $(PARALLEL) $(T)
+
+# pytest exits with 5 if no test of T is slow.
+## test-all: run make test, and then the slow tests: long trainings, and kills of them; T=tests/caffe runs a part
+test-all: test
+	$(EXPORTS) $(BIN)/python -m pytest $(PARALLEL) -m slow $(T) || [ $$? -eq 5 ]
 
 ## test-cluster: run the tests on several hosts, which are network namespaces of this machine; needs root
 test-cluster: $(STAMP)

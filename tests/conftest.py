@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# The time limit of a marked test: one waits for up to 1,000 s for a Slurm job, others 900 s for TensorFlow.
+LIMITS_S = {"slow": 600, "cluster": 1200, "tensorflow": 1200}
+
 
 def pytest_configure() -> None:
     """Restore signals that nohup, or a shell's `&`, makes us ignore: programs under test inherit this."""
@@ -30,7 +33,10 @@ def pytest_configure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Refuse a test on hosts that `make test-cluster` would not find, and that would thus never run."""
+    """Give a marked test more time, and refuse a test on hosts that `make test-cluster` would not find."""
+    limits = [limit_s for marker, limit_s in LIMITS_S.items() if item.get_closest_marker(marker)]
+    if limits and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(max(limits)))
     if item.get_closest_marker("cluster") and not item.nodeid.startswith("tests/cluster/"):
         raise pytest.UsageError(f"{item.nodeid}: tests marked `cluster` belong in tests/cluster")
 
