@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,8 @@ NOT_RUN = {
     r"caffe-recipes adopt models/": "needs the reader's files: tests/authoring/test_adopt.py",
     r"(mpiexec\.hydra .*)?caffe-torch ": "trains: tests/engine",
 }
+
+TRAINING = "caffe-recipes run lenet.yaml"
 
 
 @dataclass(frozen=True)
@@ -105,24 +107,14 @@ def differs(shown: str, printed: str) -> str | None:
     return None if not rest or shown.endswith("...\n") else f"nothing more, but there is: {rest}"
 
 
-@pytest.fixture(scope="module", params=DOCUMENTS, ids=lambda path: path.name)
-def reading(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Shown]]:
-    """A folder with what a reader of a document has: the checkout's files, and those that it lists."""
-    document: Path = request.param
-    folder = tmp_path_factory.mktemp(document.stem)
+def run_as_reader(document: Path, lines: Iterable[Shown], folder: Path) -> None:
+    """Run lines of a document as its reader would: beside the checkout's files, and those that it lists."""
     for name in ("prototxt", "jobs"):
         shutil.copytree(ROOT / name, folder / name)
     if document.name == "README.md":
         for name, language in (("my_nets.py", "python"), ("lenet.yaml", "yaml")):
             (folder / name).write_text(read_blocks(document, language)[0])
     (folder / "docs" / "images").mkdir(parents=True)
-    return folder, [shown for shown in SHOWN if shown.document == document]
-
-
-def test_each_command_does_what_its_document_shows(reading: tuple[Path, list[Shown]]) -> None:
-    folder, commands_shown = reading
     environment = {
         **os.environ,
         "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
@@ -130,9 +122,7 @@ def test_each_command_does_what_its_document_shows(reading: tuple[Path, list[Sho
         "XDG_STATE_HOME": str(folder / "state"),
         "COLUMNS": "120",
     }
-    for shown in commands_shown:
-        if shown.reason:
-            continue
+    for shown in lines:
         done = subprocess.run(
             ["bash", "-c", shown.line],
             cwd=folder,
@@ -148,13 +138,26 @@ def test_each_command_does_what_its_document_shows(reading: tuple[Path, list[Sho
             assert differs(shown.output, done.stdout) is None, f"{shown}\n{done.stdout}"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_each_command_does_what_its_document_shows(document: Path, tmp_path: Path) -> None:
+    lines = [shown for shown in SHOWN if shown.document == document and not shown.reason]
+    run_as_reader(document, [shown for shown in lines if shown.line != TRAINING], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_recipe_that_the_readme_shows_is_trained(tmp_path: Path) -> None:
+    lines = [shown for shown in SHOWN if shown.line == TRAINING]
+    assert len(lines) == 1
+    run_as_reader(ROOT / "README.md", lines, tmp_path)
+
+
 def test_each_reason_not_to_run_a_command_is_needed() -> None:
     for pattern in NOT_RUN:
         assert any(re.match(pattern, shown.line) for shown in SHOWN), pattern
 
 
-@pytest.mark.parametrize("shown", [shown for shown in SHOWN if "caffe-recipes " in shown.line], ids=str)
-def test_each_command_that_is_shown_has_its_options(shown: Shown) -> None:
+def unknown_options(shown: Shown) -> list[str]:
+    """Return the options of a line that its command does not have."""
     _, _, call = shown.line.partition("caffe-recipes ")
     words = shlex.split(re.split(r" [>|] |[\")]", call)[0], comments=True)
     command: click.Command = commands
@@ -163,7 +166,13 @@ def test_each_command_that_is_shown_has_its_options(shown: Shown) -> None:
         assert found is not None
         command = found
     known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
-    assert [word for word in words if word.startswith("-") and word.partition("=")[0] not in known] == []
+    return [word for word in words if word.startswith("-") and word.partition("=")[0] not in known]
+
+
+def test_each_command_that_is_shown_has_its_options() -> None:
+    calls = [shown for shown in SHOWN if "caffe-recipes " in shown.line]
+    assert [str(shown) for shown in calls if unknown_options(shown)] == []
+    assert unknown_options(Shown(ROOT, "caffe-recipes lr --evry 5", None)) == ["--evry"]
 
 
 def test_the_end_of_the_demo_is_what_a_run_with_these_results_prints() -> None:

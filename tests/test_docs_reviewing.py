@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pytest
 import yaml
 
 from caffe_recipes.cli.main import COMMANDS, commands
@@ -35,9 +34,8 @@ def blocks(language: str) -> list[str]:
     return [text for kind, text in found if kind == language]
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_a_documented_call_has_a_command_and_its_options(call: str) -> None:
-    assert unknown_options(shlex.split(call)) == []
+def test_a_documented_call_has_a_command_and_its_options() -> None:
+    assert [call for call in CALLS if unknown_options(shlex.split(call))] == []
 
 
 def test_the_document_calls_what_this_test_looks_for() -> None:

@@ -194,12 +194,15 @@ def test_any_message_that_we_write_is_read_back_by_protobuf_and_by_us(name: str,
     assert format_prototxt(text, type(message)) == text
 
 
-@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_every_field_takes_its_extreme_values(cls: type[Message]) -> None:
-    for message in single_fields(cls):
-        text = render_prototxt(message)
-        assert bits(text_format.Parse(text, cls())) == bits(parse_prototxt(text, cls)) == bits(message)
-        assert format_prototxt(text, cls) == text
+def test_every_field_takes_its_extreme_values() -> None:
+    changed = []
+    for cls in CLASSES.values():
+        for message in single_fields(cls):
+            text = render_prototxt(message)
+            read = [text_format.Parse(text, cls()), parse_prototxt(text, cls)]
+            if [*map(bits, read)] != [bits(message)] * 2 or format_prototxt(text, cls) != text:
+                changed.append((cls.DESCRIPTOR.name, text))
+    assert changed == []
 
 
 @examples

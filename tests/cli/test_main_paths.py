@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,19 +59,25 @@ def all_paths() -> list[tuple[str, click.Command, click.Parameter]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("command", "param"),
-    [
-        pytest.param(command, param, id=f"{name} {param.human_readable_name}")
-        for name, command, param in all_paths()
-    ],
-)
-@pytest.mark.parametrize("empty", ["", " "])
-def test_no_command_takes_an_empty_path(command: click.Command, param: click.Parameter, empty: str) -> None:
+def refuses(command: click.Command, param: click.Parameter, empty: str) -> bool:
+    """Tell whether a parameter refuses an empty path, in an error that names the parameter."""
     several = param.multiple or param.nargs == -1
-    with pytest.raises(InputError, match=MESSAGE.format(empty)) as raised:
+    try:
         param.process_value(click.Context(command), (empty,) if several else empty)
-    assert raised.value.where in (*param.opts, param.human_readable_name)
+    except InputError as error:
+        is_named = error.where in (*param.opts, param.human_readable_name)
+        return is_named and re.search(MESSAGE.format(empty), str(error)) is not None
+    return False
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_no_command_takes_an_empty_path(empty: str) -> None:
+    taken = [
+        f"{name} {param.human_readable_name}"
+        for name, command, param in all_paths()
+        if not refuses(command, param, empty)
+    ]
+    assert taken == []
 
 
 def test_the_paths_of_commands_are_found() -> None:

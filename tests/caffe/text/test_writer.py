@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 
 import pytest
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,10 +120,11 @@ def test_a_message_is_written_as(message: Message, text: str) -> None:
 MESSAGES = pb.DESCRIPTOR.message_types_by_name
 
 
-@pytest.mark.parametrize("schema", MESSAGES.values(), ids=list(MESSAGES))
-def test_every_field_has_one_place(schema: Descriptor) -> None:
-    names = [field.name for field in ordered_fields(schema)]
-    assert sorted(names) == sorted(field.name for field in schema.fields)
+def test_every_field_has_one_place() -> None:
+    ordered = {
+        name: sorted(each.name for each in ordered_fields(schema)) for name, schema in MESSAGES.items()
+    }
+    assert ordered == {name: sorted(each.name for each in schema.fields) for name, schema in MESSAGES.items()}
 
 
 @pytest.mark.parametrize("name", FIELD_ORDERS)
