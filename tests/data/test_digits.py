@@ -21,6 +21,7 @@ from caffe_recipes.data.digits import (
 from caffe_recipes.data.tfrecords import load_record_set
 from caffe_recipes.errors import DataError
 from tests.data.conftest import FULL
+from tests.extras import needs_local
 
 if TYPE_CHECKING:
     from numpy import uint8
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 cv2 = pytest.importorskip("cv2", reason="the extra 'local' is not installed")
 np = pytest.importorskip("numpy", reason="the extra 'local' is not installed")
-pytest.importorskip("sklearn", reason="the extra 'local' is not installed")
+pytestmark = needs_local
 
 
 @pytest.fixture(scope="module")

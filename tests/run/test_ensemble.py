@@ -32,9 +32,9 @@ from caffe_recipes.run.ensemble import (
 )
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.plan import plan_files
+from tests.extras import needs_engine
 
-for module in ("torch", "cv2", "mpi4py"):
-    pytest.importorskip(module, reason="the extra `engine` is not installed")
+pytestmark = needs_engine
 
 RECIPE = """\
 name: branched

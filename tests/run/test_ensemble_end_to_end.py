@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from caffe_recipes.recipe.shipped import shipped_recipes
+from tests.extras import needs_local
 
-for module in ("torch", "cv2", "sklearn", "mpi4py"):
-    pytest.importorskip(module, reason="the extra `local` is not installed")
+pytestmark = needs_local
 
 PROGRAM = "from caffe_recipes.cli.main import main; main()"
 KEPT = ("init", "cyc1", "cyc2", "collapse1", "collapse2")

@@ -18,9 +18,9 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.tree import generate
 from caffe_recipes.run.journal import load_journal
+from tests.extras import needs_local
 
-for module in ("torch", "cv2", "sklearn", "mpi4py"):
-    pytest.importorskip(module, reason="the extra `local` is not installed")
+pytestmark = needs_local
 
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 RUN = (sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "run", "short.yaml")

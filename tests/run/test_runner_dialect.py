@@ -7,11 +7,11 @@ import sys
 from importlib import resources
 from pathlib import Path
 
-import pytest
 import yaml
 
-for module in ("torch", "cv2", "sklearn", "mpi4py"):
-    pytest.importorskip(module, reason="the extra `local` is not installed")
+from tests.extras import needs_local
+
+pytestmark = needs_local
 
 TRAIN_BOTH = """
 from pathlib import Path

@@ -17,9 +17,9 @@ import yaml
 
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.run.journal import load_journal
+from tests.extras import needs_local
 
-for module in ("torch", "cv2", "sklearn", "mpi4py"):
-    pytest.importorskip(module, reason="the extra `local` is not installed")
+pytestmark = needs_local
 
 # The chain is some 60 s of CPU; a busy machine may need several times that.
 PATIENCE_S = 900

@@ -16,11 +16,9 @@ from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.submit.submissions import load_submissions, submissions_path
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.slurm import Slurm
+from tests.extras import needs_local
 
-pytestmark = pytest.mark.cluster
-
-for module in ("torch", "cv2", "sklearn", "mpi4py"):
-    pytest.importorskip(module, reason="the extra `local` is not installed")
+pytestmark = [pytest.mark.cluster, needs_local]
 
 BIN = Path(sys.executable).parent
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import numpy as np
@@ -22,11 +23,12 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.plots import curve_of, draw_schedules, format_of, render_plot
 from caffe_recipes.review.inspect.schedules import PlottedSchedule, load_schedules, schedule_chain
 from caffe_recipes.review.lint.chain import Chain, Link
+from tests.extras import needs
 
-pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.text import Annotation
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+pytestmark = needs("plot", "matplotlib")
 
 ROOT = Path(__file__).resolve().parents[3]
 BOTH = ("stampede2-64n-72ep", "stampede2-448n-90ep")
@@ -229,6 +231,8 @@ def test_a_file_s_format_is_known_by_its_ending() -> None:
 
 def touching(figure: Figure) -> list[str]:
     """Return what each text inside an axes touches: a line, a marker, the frame, or another text."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     canvas = FigureCanvasAgg(figure)
     figure.draw_without_rendering()
     found = []
@@ -293,6 +297,8 @@ def test_only_jumps_of_more_than_a_percent_are_labelled() -> None:
 
 
 def test_no_label_is_far_from_its_jump() -> None:
+    from matplotlib.text import Annotation
+
     for axes in draw("paper-f4-4096-120ep").axes:
         for text in axes.texts:
             assert not isinstance(text, Annotation) or math.hypot(*text.get_position()) <= 17

@@ -16,8 +16,9 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.inspect import sweep_plot
 from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes
 from caffe_recipes.review.inspect.sweep_plot import find_ticks, render_sweep_plot
+from tests.extras import needs
 
-pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+pytestmark = needs("plot", "matplotlib")
 
 
 def sweep(*shapes: Shape) -> tuple[Estimate, ...]:
