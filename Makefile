@@ -12,7 +12,7 @@ RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digi
 # Their files are not committed.
 OTHERS := tf-256n-8k-90ep tf-digits-local
 
-.PHONY: install install-tensorflow demo demo-tensorflow test test-all test-cluster test-tensorflow check proto generate house pictures bench clean help
+.PHONY: install install-tensorflow demo demo-tensorflow test test-all fuzz test-cluster test-tensorflow check proto generate house pictures bench clean help
 
 ## install: create only the environment, .venv, with all commands
 install: $(STAMP)
@@ -37,6 +37,10 @@ test: $(STAMP)
 ## test-all: run make test, and then the slow tests: long trainings, and kills of them; T=tests/caffe runs a part
 test-all: test
 	$(EXPORTS) $(BIN)/python -m pytest $(PARALLEL) -m slow $(T) || [ $$? -eq 5 ]
+
+## fuzz: read a million damaged files, which takes hours; make test reads a thousand
+fuzz: $(STAMP)
+	$(EXPORTS) FUZZ_SCALE=1000 $(BIN)/python -m pytest $(PARALLEL) --timeout=0 -o faulthandler_timeout=0 tests/fuzz
 
 ## test-cluster: run the tests on several hosts, which are network namespaces of this machine; needs root
 test-cluster: $(STAMP)

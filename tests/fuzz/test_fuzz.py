@@ -1,7 +1,8 @@
-"""Ten thousand damaged files: each is read, or refused with an error of ours; none takes long."""
+"""A thousand damaged files, or the million of `make fuzz`: each is read or refused, and none takes long."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -31,9 +32,10 @@ from caffe_recipes.review.rewrites import format_text
 
 ROOT = Path(__file__).parents[2]
 MOST_S = 2.0  # of processor time, for one file
-PROTOTXTS, RECIPES, PARTS = 7_500, 2_500, 25  # parts are what the runners of tests share
-FAMILIES, FAMILY_PARTS = 300, 3
-REVIEWS, REVIEWED = ("diff", "lint", "summary"), 500
+SCALE = int(os.environ.get("FUZZ_SCALE", "1"))
+PROTOTXTS, RECIPES, FAMILIES, REVIEWED = 750 * SCALE, 250 * SCALE, 60 * SCALE, 50 * SCALE
+PARTS = 3  # shared by the workers of pytest-xdist
+REVIEWS = ("diff", "lint", "summary")
 
 Spoil = Callable[[bytes, random.Random], bytes]
 
@@ -156,12 +158,12 @@ def test_damaged_recipes_are_read_or_refused(part: int, spoil: Spoil, tmp_path: 
     assert outcomes == {"read", "refused"}
 
 
-@pytest.mark.parametrize("part", range(FAMILY_PARTS))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_damaged_families_are_read_or_refused(part: int, spoil: Spoil, tmp_path: Path) -> None:
     rows = [(name, one) for name, one in shipped_recipes().items() if one.row is not None]
     outcomes = set()
     path = tmp_path / "spoilt.yaml"
-    for index in range(part, FAMILIES, FAMILY_PARTS):
+    for index in range(part, FAMILIES, PARTS):
         draw = random.Random(index)
         name, one = draw.choice(rows)
         path.write_bytes(spoil(one.file.read_bytes(), draw))
@@ -185,7 +187,7 @@ def test_prototxts_that_are_read_are_reviewed_or_refused(command: str, spoil: Sp
         assert time.process_time() - start < MOST_S
         assert done.exception is None or isinstance(done.exception, (SystemExit, CaffeRecipesError)), index
         codes.add(getattr(done.exception, "exit_code", done.exit_code))
-    assert {0, 2} <= codes <= {0, 1, 2}
+    assert {2} < codes <= {0, 1, 2}
 
 
 @pytest.mark.parametrize(
