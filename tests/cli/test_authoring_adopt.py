@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.command_line import call_main
+
 ROOT = Path(__file__).parents[2]
-PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 FOLDER = ROOT / "prototxt" / "stampede2-64n-72ep"
 DIGITS = ROOT / "prototxt" / "digits-local"
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    return call_main(*words, cwd=cwd)
 
 
 def test_a_folder_becomes_a_recipe_s_file_that_generates_it(tmp_path: Path) -> None:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.command_line import call_main
+
 ROOT = Path(__file__).parents[2]
-PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 MACHINE = ["--profile", "stampede2-skx"]
 WHOLE = {"--images": "1281167", "--batch": "4096", "--epochs": "90"}
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    return call_main(*words, cwd=cwd)
 
 
 def words_of(options: dict[str, str]) -> list[str]:

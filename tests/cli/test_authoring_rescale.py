@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.command_line import call_main
+
 ROOT = Path(__file__).parents[2]
-PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 RECIPE = "stampede2-64n-72ep"
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    return call_main(*words, cwd=cwd)
 
 
 def test_the_recipe_is_written_and_the_differences_are_reported(tmp_path: Path) -> None:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.command_line import call_main
+
 ROOT = Path(__file__).parents[2]
-PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 RECIPE = "stampede2-64n-72ep"
 
 
 def estimate(*words: str | int, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, "estimate", *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"},
-    )
+    return call_main("estimate", *words, cwd=cwd)
 
 
 def test_a_recipe_s_page_is_printed() -> None:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,15 +12,13 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.tree import generate, write_files
+from tests.cli.command_line import call_main
 from tests.run.conftest import RECIPE
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    code = "from caffe_recipes.cli.main import main; main()"
-    argv = [sys.executable, "-c", code, "submit", *words]
     # No Slurm that the machine may have.
-    environment = {**os.environ, "PATH": str(folder / "bin")}
-    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return call_main("submit", *words, cwd=folder, env={"PATH": str(folder / "bin")})
 
 
 def commands(shown: str) -> list[list[str]]:
