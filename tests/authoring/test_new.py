@@ -91,7 +91,7 @@ def lint_made(made: NewRecipe, folder: Path) -> list[str]:
 
 # Many requests in the whole range are refused, as tested above.
 @settings(
-    max_examples=25,
+    max_examples=8,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )
 @given(wish=WISHES)

@@ -17,6 +17,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.cli.data import data
 from caffe_recipes.errors import InputError
+from tests.cli.command_line import call_main
 
 cv2 = pytest.importorskip("cv2", reason="the extra 'data' is not installed")
 np = pytest.importorskip("numpy", reason="the extra 'data' is not installed")
@@ -25,8 +26,7 @@ CALL = "from caffe_recipes.cli.main import main; main()"
 
 
 def call(*words: object) -> tuple[int, str, str]:
-    argv = [sys.executable, "-c", CALL, "data", *map(str, words)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
+    done = call_main("data", *words)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout, done.stderr
 

@@ -12,7 +12,6 @@ import pytest
 
 from tests.cli.command_line import call_main
 
-PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 SOLVER = """base_lr: 1
 lr_policy: "poly"
 power: 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 from caffe_recipes.cli.options import Name
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.run.submit.submissions import SUFFIX
+from tests.cli.command_line import call_main
 
-PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 TAKE_RECIPES = [
     "show",
     "generate",
@@ -35,14 +34,12 @@ def complete(line: str, cwd: Path) -> list[str]:
     """Return what bash gets as completions of the last word of a line."""
     words = line.split(" ")
     environment = {
-        **os.environ,
         "_CAFFE_RECIPES_COMPLETE": "bash_complete",
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(words) - 1),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=cwd, env=environment, capture_output=True, text=True, check=True
-    )
+    done = call_main(cwd=cwd, env=environment)
+    assert done.returncode == 0
     return done.stdout.splitlines()
 
 

@@ -18,14 +18,13 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe, load_recipe
 from caffe_recipes.run import context
 from caffe_recipes.run.context import find_root
+from tests.cli.command_line import call_main
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 
 
 def call(folder: Path, *words: str, command: str = "run") -> subprocess.CompletedProcess[str]:
-    code = "from caffe_recipes.cli.main import main; main()"
-    argv = [sys.executable, "-c", code, command, *words]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    return call_main(command, *words, cwd=folder)
 
 
 @pytest.mark.parametrize(

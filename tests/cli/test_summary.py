@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.cli.command_line import call_main
+
 ROOT = Path(__file__).parents[2]
 RESNET50 = str(ROOT / "prototxt" / "stampede2-64n-72ep" / "train_val.prototxt")
-SUMMARY = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "summary"]
 NET = """
 layer { name: 'data' type: 'Input' top: 'data' input_param { shape { dim: 2 dim: 3 dim: 9 dim: 9 } } }
 layer { name: 'c' type: 'Convolution' bottom: 'data' top: 'c'
@@ -22,14 +22,7 @@ layer { name: 'c' type: 'Convolution' bottom: 'data' top: 'c'
 
 
 def summary(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*SUMMARY, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=600,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    return call_main("summary", *arguments, cwd=cwd)
 
 
 @pytest.fixture
