@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
-from caffe_recipes import units
 from caffe_recipes.units import unit_of, write_number, write_time
 
 YEAR_S = 365.25 * 86_400
@@ -37,7 +34,3 @@ def test_times_longer_than_any_unit_use_the_largest() -> None:
 )
 def test_a_number_is_written_with_its_significant_digits(value: float, decimals: int, text: str) -> None:
     assert write_number(value, decimals) == text
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(units).failed == 0

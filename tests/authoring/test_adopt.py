@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from caffe_recipes.authoring import adopt_files
 from caffe_recipes.authoring.adopt import adopt
 from caffe_recipes.authoring.adopt_files import AdoptOptions
 from caffe_recipes.authoring.recipe_yaml import NewRecipe
@@ -497,8 +495,3 @@ def test_ranks_that_contradict_the_comments_are_a_warning(small: Path) -> None:
 def test_a_folder_without_solvers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaffeRecipesError, match="contains no solver"):
         adopt(tmp_path, AdoptOptions())
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(adopt_files).failed == 0
-    assert doctest.testmod(adopt_files).failed == 0

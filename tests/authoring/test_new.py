@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from caffe_recipes.authoring import cluster_shape, new, phase_scaling, recipe_yaml
 from caffe_recipes.authoring.cluster_shape import find_threads
 from caffe_recipes.authoring.new import RecipeRequest, builder_net, make_new
 from caffe_recipes.authoring.recipe_yaml import NewRecipe
@@ -378,8 +375,3 @@ def test_ranks_share_the_profile_s_threads_and_leave_mlsl_its_cores(
     assert made.recipe.cluster.omp_num_threads == threads
     if machine.mlsl:  # its servers' cores are what the profile's threads leave
         assert find_threads(machine.model_copy(update={"omp_num_threads": None})) == find_threads(machine)
-
-
-@pytest.mark.parametrize("module", [phase_scaling, recipe_yaml, new, cluster_shape, cluster_shape, new])
-def test_the_examples_in_the_docstrings_hold(module: ModuleType) -> None:
-    assert doctest.testmod(module).failed == 0

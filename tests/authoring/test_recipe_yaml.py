@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from caffe_recipes.authoring import recipe_yaml
 from caffe_recipes.authoring.recipe_yaml import render_yaml, write_recipe
 from caffe_recipes.config import parse_yaml
 from caffe_recipes.errors import RecipeError
@@ -77,8 +75,3 @@ def test_a_comment_stands_above_what_it_is_about() -> None:
         "# Top.\nname: a\n\nnet:\n  # Ten.\n  classes: 10\n\n"
         "phases:\n  - name: x\n  # Second.\n  - name: y\n    # Long.\n    max_iter: 9\n"
     )
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(recipe_yaml).failed == 0
-    assert doctest.testmod(recipe_yaml).failed == 0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
 from caffe_recipes.cluster.staging.plan import CopyRates, chain_s, copy_s
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe import estimate
 from caffe_recipes.recipe.estimate import Estimate, estimate_recipe, traffic_of
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import Shape, given_pace, reported_pace
@@ -103,7 +100,3 @@ def test_256_nodes_of_a_rank_each_exchange_49_gb_an_iteration() -> None:
 def test_a_recipe_of_unknown_speed_is_refused_with_the_option_to_give() -> None:
     with pytest.raises(InputError, match=r"^digits-local: its speed is unknown; give --log"):
         estimate_recipe(load_recipe("digits-local"), [])
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(estimate).failed == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
 from caffe_recipes.recipe import graph
@@ -73,7 +71,3 @@ def test_each_of_iter_size_batches_counts() -> None:
     more = graph.total_images(doubled) - graph.total_images(recipe)
     assert more == 560 * 64
     assert graph.model_images(doubled) == graph.total_images(doubled)
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(graph).failed == 0

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe import pace
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import (
     Kind,
@@ -166,7 +163,3 @@ def test_a_pace_scales_by_a_table_where_one_exists(recipe: Recipe) -> None:
     moved = moved_pace(given_pace(6400), recipe, Shape(128, 2, 16), (of_own, there))
     assert moved.images_per_s == 9600
     assert moved.notes == ("known for 64 nodes with 64 images each, scaled by table", "beyond")
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(pace).failed == 0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from caffe_recipes.recipe import pace
 from caffe_recipes.recipe.pace import (
     EPOCHS_V,
     EPOCHS_VI,
@@ -161,7 +159,3 @@ def test_a_single_local_batch_gives_the_seconds_per_image() -> None:
     found = find_throughput(alone, 256, 64)
     assert found.epoch_s == pytest.approx(85)
     assert found.how == "beyond"
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(pace).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 import caffe_recipes as cr
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.render import headers
 from caffe_recipes.render.dialect import translate_whole
 from tests.shipped import OF_CAFFE
 
@@ -114,7 +112,3 @@ def test_values_of_a_shared_net_derived_by_one_row_are_in_its_script(make_recipe
         raw["nets_dir"] = "prototxt/shared"
 
     assert files_containing(make_recipe(change), f"# Derived: net.zero_init: {RULE}\n") == {"run.sh"}
-
-
-def test_the_examples() -> None:
-    assert doctest.testmod(headers).failed == 0

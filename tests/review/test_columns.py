@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
-
-from caffe_recipes.review import columns
 from caffe_recipes.review.columns import align_columns
-from caffe_recipes.review.inspect import show
 
 
 def test_nothing_is_aligned_to_nothing() -> None:
@@ -29,8 +25,3 @@ def test_a_table_too_wide_drops_columns_first_and_then_wraps_the_last() -> None:
         "          reported rate",
     ]
     assert align_columns(rows, width=None, drop=["epoch"]) == align_columns(rows)
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(show).failed == 0
-    assert doctest.testmod(columns).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review import naming
 from caffe_recipes.review.naming import find_named, nothing_named, recipe_named, require_named, shipped_names
 
 
@@ -105,10 +103,6 @@ def test_only_a_recipe_is_recognised_as_one(here: Path) -> None:
         recipe_named("solver_a.pt")
     with pytest.raises(InputError, match="is a folder; give a recipe's name, or the path of its YAML"):
         recipe_named(".")
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(naming).failed == 0
 
 
 @pytest.mark.parametrize("name", ["loop.prototxt", "loop"])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import errno
 import io
 import re
@@ -9,7 +8,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from caffe_recipes import units
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import PROGRESS_INTERVAL_S, Reporter, describe_accuracy
 from caffe_recipes.run.preflight.findings import CheckResult
@@ -168,10 +166,6 @@ def test_accuracy_stands_beside_what_the_source_reports() -> None:
         "loss3/top-1: 76.28% (reported: 76.3%)",
         "loss3/top-5: 93.19% (reported: 93.2%)",
     ]
-
-
-def test_the_doctests_of_units_pass() -> None:
-    assert doctest.testmod(units) == doctest.TestResults(0, 7)
 
 
 class GoneStream(io.StringIO):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import re
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.inspect import plots, schedules
 from caffe_recipes.review.inspect.plots import Mark, curve_of, marks_of
 from caffe_recipes.review.inspect.schedules import (
     load_chain,
@@ -199,8 +197,3 @@ def test_a_solver_may_be_as_large_as_the_user_allows(write: Write) -> None:
     solver = write("solver.prototxt", 'base_lr: 1 lr_policy: "fixed" max_iter: 5')
     with pytest.raises(InputError, match="is over 9 bytes"):
         load_schedules([solver], max_bytes=9)
-
-
-@pytest.mark.parametrize("module", [schedules, plots])
-def test_the_examples_in_the_docstrings_hold(module: object) -> None:
-    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]

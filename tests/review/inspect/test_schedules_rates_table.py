@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import doctest
 import io
 import re
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.cli.lr import lr
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.review.inspect import schedules
 from caffe_recipes.review.inspect.schedules import rate_rows, render_rates
 from caffe_recipes.review.lint.chain import Chain, Link
 
@@ -200,10 +198,6 @@ def test_a_table_of_many_rows_is_whole(write: Write) -> None:
     lines = [line for batch in render_rates(chain, as_csv=True) for line in batch]
     assert len(lines) == 20_002
     assert lines[-1] == "20000,1"
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(schedules).failed == 0
 
 
 def test_a_solver_without_max_iter_takes_the_iterations_of_the_command_line(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from xml.etree import ElementTree
 
@@ -13,7 +12,6 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.estimate import Estimate
 from caffe_recipes.recipe.pace import Shape
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.inspect import sweep_plot
 from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes
 from caffe_recipes.review.inspect.sweep_plot import find_ticks, render_sweep_plot
 from tests.extras import needs
@@ -115,7 +113,3 @@ def test_one_shape_alone_can_be_drawn_twice_to_the_same_bytes() -> None:
 def test_more_lines_than_can_be_distinguished_are_refused() -> None:
     with pytest.raises(InputError, match="9 local batches to draw; sweep 8 at most"):
         render_sweep_plot(sweep(*(Shape(256, 1, batch) for batch in range(16, 25))), "svg")
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(sweep_plot).failed == 0
