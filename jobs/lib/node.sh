@@ -18,7 +18,6 @@ block=16777216 hashers=8 reads=no me=$(id -u) mark=${CAFFE_RECIPES_TOKEN:-caffe-
 answer() { printf '\n%s %s\n' "$mark" "$*"; exit 0; }
 refuse() { answer "refused $(printf %s "$*" | tr -s '[:cntrl:]' ' ' | cut -c 1-300)"; }
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
-
 owner_of() { stat -c 'user %U (%u)' -- "$1" | sed 's/UNKNOWN (\([0-9]*\))/\1/'; }
 
 # ROOT: trusts the owner of the Caffe root, such as another user's checkout: they can change its programs.
@@ -47,21 +46,17 @@ relation() {
     esac
 }
 
-# STEP: checks one step of a path. `shared` is open in a folder where anybody can create files, as in /tmp, and yes below it.
-# `reads` is yes if we only read or run what is there: then the owner of what is not shared is trusted, such as a colleague.
+# STEP [FACTS]: checks one step of a path, whose owner, group and mode are FACTS. `shared` is open in a folder where anybody can
+# create files, as in /tmp, and yes below it. `reads` is yes for what we only read or run: if not shared, its owner is trusted.
 check_step() {
-    seen=$(stat -c '%u %g 0x%f' -- "$1") || refuse "$1 cannot be examined"
-    owner=${seen%% *} mode=${seen##* } group=${seen#* }
-    case " 0 $me $trusted " in
-    *" $owner "*) ;;
-    *) # folders that contain the Caffe root are trusted
-        [ "$reads$shared" = yesno ] || case $root in "$1"/*) ;; *)
+    facts=${2:-$(stat -c '%u %g 0x%f' -- "$1")} || refuse "$1 cannot be examined"
+    owner=${facts%% *} mode=${facts##* } group=${facts#* }
+    [ "$owner" = 0 ] || [ "$owner" = "$me" ] || [ "$owner" = "$trusted" ] || [ "$reads$shared" = yesno ] ||
+        case $root in "$1"/*) ;; *) # folders that contain the Caffe root are trusted
             refuse "$(relation "$1")belongs to $(owner_of "$1"), who can change its contents"
             ;;
         esac
-        ;;
-    esac
-    [ -L "$1" ] && return
+    case $mode in 0xa???) return ;; esac # a link
     if [ $((mode & 02)) != 0 ]; then
         [ $((mode & 01000)) != 0 ] || refuse "$(relation "$1")can be changed by anybody"
         shared=open
@@ -75,28 +70,34 @@ check_step() {
 
 # PATH: refuses a path that cannot be trusted. Its folders, its links and their targets must belong to root, to us or to
 # the Caffe root's owner, and nobody else may replace any of them: where others can write, the sticky bit must be set.
+# Afterwards, $way is the path without links, and $mode is empty if it did not exist.
 check_path() {
-    way='' links=0 shared=no
+    way='' links=0 shared=no mode='' whole=$1
     case $1 in /*) rest=$1 ;; *) rest=$PWD/$1 ;; esac
     while [ -n "$rest" ]; do
-        step=${rest%%/*}
-        case $rest in */*) rest=${rest#*/} ;; *) rest='' ;; esac
-        case $step in
-        '' | .) continue ;;
-        ..) rest=${way%/*}/$rest way='' shared=no && continue ;;
-        esac
-        if exists "$way/$step"; then
-            check_step "$way/$step"
-        elif [ "$reads$shared" = yesopen ]; then # it could be anybody's once we read it
-            refuse "$(relation "$way/$step")does not exist, and anybody could create it"
-        fi
-        if ! [ -L "$way/$step" ]; then way=$way/$step && continue; fi
-        links=$((links + 1))
-        [ "$links" -le 40 ] || refuse "$1 has too many levels of symbolic links"
-        to=$(readlink -- "$way/$step" && echo .)
-        to=${to%??}
-        case $to in /*) way='' shared=no ;; esac
-        rest=$to/$rest
+        case $rest in .. | ../*) rest=${way%/*}/${rest#..} way='' shared=no mode='' ;; esac
+        end=$way && set -- # the steps before the next `..`: one stat for all, since a process for each would be slow
+        while [ -n "$rest" ] && step=${rest%%/*} && [ "$step" != .. ]; do
+            rest=${rest#"$step"} rest=${rest#/}
+            case $step in '' | .) ;; *) end=$end/$step && set -- "$@" "$end" ;; esac
+        done
+        seen=$(stat --printf '%n %u %g 0x%f/' -- "$@" / 2>/dev/null) # no record of a step that does not exist
+        for way in "$@"; do
+            record=${seen#"$way "} mode=''
+            if [ "$record" = "$seen" ]; then
+                [ "$reads$shared" = yesopen ] || continue # it could be anybody's once we read it
+                refuse "$(relation "$way")does not exist, and anybody could create it"
+            fi
+            seen=${record#*/}
+            check_step "$way" "${record%%/*}"
+            case $mode in 0xa???) ;; *) continue ;; esac
+            [ $((links += 1)) -le 40 ] || refuse "$whole has too many levels of symbolic links"
+            to=$(readlink -- "$way" && echo .) || refuse "$way cannot be examined"
+            rest=${to%??}${end#"$way"}/$rest way=${way%/*} # the records behind the link were not of this path
+            case $to in /*) way='' shared=no ;; esac
+            continue 2
+        done
+        case $seen in "/ "*) ;; *) refuse "$end cannot be examined" ;; esac # stat did not get to its end
     done
 }
 
@@ -105,13 +106,15 @@ check_folder() {
     check_path "$1"
     exists "$1" || return 0
     [ -d "$1" ] || refuse "$(relation "$1")is not a folder"
-    [ $((0x$(stat -L -c %f -- "$1") & 02)) = 0 ] || refuse "$(relation "$1")can be changed by anybody"
+    case $mode in 0x4???) ;; *) mode=0x$(stat -L -c %f -- "$1") ;; esac # it is new, or is / or a link to its own folder
+    [ $((mode & 02)) = 0 ] || refuse "$(relation "$1")can be changed by anybody"
 }
 
 # FILE: refuses it if another user could change it, or replace it or the target of its link.
 check_data() {
     check_path "$1"
-    check_folder "$(dirname "$(readlink -f -- "$1")")"
+    [ -n "$mode" ] || way=$(readlink -f -- "$1") # it is new, or in /proc/self
+    way=${way%/*} && check_folder "${way:-/}"
 }
 
 # PATH: refuses a file or folder that we only read or run, if another user could have put it there; for an LMDB, its files
@@ -129,7 +132,7 @@ check_each() { for path in "$@"; do check_read "$path"; done; }
 free_bytes() {
     near=$1
     while ! [ -d "$near" ]; do near=${near%/*}; near=${near:-/}; done
-    df --output=avail -B1 -- "$near" | tail -n 1 | tr -d ' '
+    df --output=avail -B1 -- "$near" | sed -n '$s/ *//p'
 }
 
 size_of() { if [ -f "$1" ] && [ -r "$1" ]; then stat -L -c %s -- "$1"; else echo 0; fi; }
@@ -314,7 +317,7 @@ look() {
 
 file_make_folder() {
     check_path "$folder"
-    message=$(mkdir -p -- "$folder" 2>&1) || refuse "its folder cannot be created: ${message##*: }"
+    [ -d "$folder" ] || message=$(mkdir -p -- "$folder" 2>&1) || refuse "its folder cannot be created: ${message##*: }"
     check_path "$folder"
 }
 
@@ -331,10 +334,7 @@ node() {
     case $verb in file-*) folder=${target%/*}/ ;; *) folder=$target ;; esac
     data=$target/data.mdb kind='an LMDB' parts=$target/.data.mdb.part-
     stamp=$target/.caffe-recipes-staged locks=$target/.caffe-recipes-lock
-    case $verb in
-    probe | stage | manifest) trust_owner_of . ;;
-    *) trust_owner_of "$1" && shift ;;
-    esac
+    case $verb in probe | stage | manifest) trust_owner_of . ;; *) trust_owner_of "$1" && shift ;; esac
     case $verb in
     read) check_each "$target" "$@"; answer trusted ;;
     trust) check_folder "$target"; check_each "$@"; answer trusted ;; # those are only read or run

@@ -17,11 +17,12 @@ find_folder() {
 # Reports a folder's device, its free bytes, whether we can write there, and whether others can change our files.
 look_at_folder() {
     find_folder "$1"
-    writable=0 open=0 mode=0x$(stat -L -c %f -- "$folder")
+    device=$(stat -L -c '%d 0x%f' -- "$folder") writable=0 open=0
+    mode=${device#* } device=${device% *}
     if [ -w "$folder" ] && [ -x "$folder" ]; then writable=1; fi
     if [ $((mode & 02)) != 0 ] && [ $((mode & 01000)) = 0 ]; then open=1; fi
-    room=$(df --output=avail -B1 -- "$folder" | tail -n 1 | tr -d ' ')
-    say folder "$(stat -L -c %d -- "$folder")" "${room:--1}" "$writable" "$open"
+    room=$(df --output=avail -B1 -- "$folder" | sed -n '$s/ *//p')
+    say folder "$device" "${room:--1}" "$writable" "$open"
 }
 
 # Reports files that Caffe would overwrite, or links that it would write through, and that are not ours. After 100 of them
@@ -95,7 +96,7 @@ facts() {
     while IFS= read -r line; do
         case $line in MemTotal:* | MemAvailable:*) say memory "$line" ;; esac
     done </proc/meminfo
-    say tmp "$(df --output=size -B1 /tmp 2>/dev/null | tail -n 1 | tr -d ' ')"
+    say tmp "$(df --output=size -B1 /tmp 2>/dev/null | sed -n '$s/ *//p')"
     (list_ranks)
     while [ "$#" -gt 1 ]; do
         case $1 in
