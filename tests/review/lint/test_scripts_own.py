@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from caffe_recipes.recipe.translate import translate
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.scripts import Script, parse_script, parse_steps
+from caffe_recipes.review.lint.scripts import parse_script, parse_steps
 
 NAMES = ("digits-local", "stampede2-64n-72ep", "stampede2-448n-90ep")
 
@@ -58,28 +57,6 @@ def test_a_folder_that_it_is_of_is_understood_whole(tmp_path: Path) -> None:
 )
 def test_a_script_that_is_not_ours_has_no_steps(old: str, new: str) -> None:
     assert parse_steps(script_of("digits-local").replace(old, new)) == ((), ())
-
-
-@pytest.mark.parametrize(("name", "file"), [("digits-local", "digits"), ("stampede2-448n-90ep", "448n")])
-def test_a_script_of_an_earlier_version_is_read_to_the_same_result(name: str, file: str) -> None:
-    text = (Path(__file__).parent / "earlier" / f"run-{file}.sh").read_text()
-    old, new = parse_script(text, "run.sh"), parse_script(script_of(name), "run.sh")
-
-    def contents_of(script: Script) -> list[object]:
-        trainings = [replace(one, where="") for one in script.trainings]
-        return [
-            trainings,
-            [replace(one, where="") for one in script.evaluations],
-            script.tested,
-            script.ranks,
-        ]
-
-    assert contents_of(old) == contents_of(new)
-    assert (old.omp_num_threads, old.mlsl_cores, old.is_generated) == (
-        new.omp_num_threads,
-        new.mlsl_cores,
-        True,
-    )
 
 
 def test_each_model_of_several_is_evaluated() -> None:
