@@ -178,8 +178,6 @@ def open_lock(path: Path) -> int:
             raise PermissionError(
                 errno.EPERM, "it belongs to another user, who could hold the lock", str(path)
             )
-        with suppress(OSError):  # a file system without modes
-            os.fchmod(file, 0o600)  # earlier versions created it readable by all
     except OSError:
         os.close(file)
         raise

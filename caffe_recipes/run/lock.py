@@ -59,9 +59,11 @@ class RecipeLock:
             return self._acquire(*_TRAINER, patience_s=self._linger_s, then=fcntl.LOCK_SH)
 
     def share_trainer(self) -> None:
-        """Share the lock that the trainer of a killed run has inherited, if it is shared."""
-        with suppress(InputError):  # trainers of an earlier version hold it exclusively
-            self._acquire(*_TRAINER, patience_s=0, how=fcntl.LOCK_SH)
+        """Share the lock that the trainer of a killed run has inherited.
+
+        Raises InputError if the trainer of a killed run.sh holds it.
+        """
+        self._acquire(*_TRAINER, patience_s=0, how=fcntl.LOCK_SH)
 
     def check(self) -> None:
         """Raise InputError if `acquire` would, without acquiring the lock or creating its file."""

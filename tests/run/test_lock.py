@@ -84,11 +84,7 @@ def test_while_run_sh_is_active_no_run_starts_and_nothing_changes(place: Place) 
 
 
 def test_nobody_else_can_open_a_lock_to_hold_it(tmp_path: Path) -> None:
-    folder = tmp_path / "logs/small"
-    folder.mkdir(parents=True)
-    (folder / "lock").touch()
-    (folder / "lock").chmod(0o666)  # of an earlier version
-    lock = RecipeLock(tmp_path, "small")
+    folder, lock = tmp_path / "logs/small", RecipeLock(tmp_path, "small")
     lock.acquire()
     lock.acquire_trainer()
     assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
@@ -225,6 +221,6 @@ def test_a_resumed_run_shares_the_lock_of_its_trainer_but_a_script_does_not(tmp_
 def test_the_lock_held_by_the_trainer_of_a_script_is_not_shared(tmp_path: Path) -> None:
     lock = RecipeLock(tmp_path, "small", linger_s=0.1)
     with held(tmp_path / "logs/small/lock"):
-        lock.share_trainer()
-        with pytest.raises(InputError, match="the mpiexec of a killed run is still running"):
-            lock.acquire_trainer()
+        for acquire in (lock.share_trainer, lock.acquire_trainer):
+            with pytest.raises(InputError, match="the mpiexec of a killed run is still running"):
+                acquire()

@@ -97,8 +97,7 @@ def _stop_process(process: Process, options: CancelOptions, say: Say, env: Cance
     """Ask a run to stop, with --now by sending SIGINT twice, and wait for its end."""
     say(f"stopping process {process.pid}" + ("" if options.now else "; Caffe writes a snapshot first"))
     files = LocalFiles()
-    gentle = CANCEL if _handles(process.pid, CANCEL) else signal.SIGINT
-    signals = [signal.SIGINT] * 2 if options.now else [gentle]
+    signals = [signal.SIGINT] * 2 if options.now else [CANCEL]
     while files.read((), process).lives:
         # The second of two signals in quick succession would be lost, so they are a poll apart.
         if signals:
@@ -106,16 +105,6 @@ def _stop_process(process: Process, options: CancelOptions, say: Say, env: Cance
                 env.kill(process.pid, signals.pop())
         env.pause(_POLL_S)
     say("stopped")
-
-
-def _handles(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process handles a signal; a run of an earlier version would be killed by CANCEL."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _cancel_jobs(

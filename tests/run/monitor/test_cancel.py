@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.monitor.cancel import CancelEnv, CancelOptions, cancel_run
 from caffe_recipes.run.signals import CANCEL
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, Submissions, submissions_path
-from tests.run.recorded_run import HERE, WHOLE, append_events, launched, started, write_run
+from tests.run.recorded_run import HERE, WHOLE, launched, started, write_run
 from tests.run.submit.fake_slurm import FakeJob, FakeSlurm
 
 if TYPE_CHECKING:
@@ -132,20 +131,6 @@ def test_a_run_that_is_already_stopping_keeps_its_snapshot(place: Place, first: 
     assert run.wait(600) == 128 + signal.SIGINT
     run.communicate()
     assert [event["event"] for event in place.events()][-2:] == ["finished", "interrupted"]
-
-
-def test_a_run_of_an_earlier_version_is_sent_sigint(place: Place) -> None:
-    script = "import signal, time; signal.signal(2, lambda *_: exit(7)); print(flush=True); time.sleep(60)"
-    folder = write_run(place.root, place.recipe)
-    with (
-        (folder / "journal.jsonl").open() as journal,
-        subprocess.Popen([sys.executable, "-c", script], stdin=journal, stdout=subprocess.PIPE) as run,
-    ):
-        assert run.stdout is not None
-        run.stdout.readline()
-        append_events(folder, started(pid=run.pid), launched())
-        Canceller(place.root).cancel()
-        assert run.wait(60) == 7
 
 
 def test_pending_jobs_are_cancelled_last_first(tmp_path: Path) -> None:
