@@ -25,6 +25,7 @@ from typing import TypeVar
 
 BUILD_RECORDS = "build the records with imagenet_to_gcs.py"
 OWN_RECORDS = "use records in a folder of your own"
+FORMAT = 1  # of manifests: that of caffe_recipes/file_format.py, since this module does without caffe_recipes
 _MOST_LINKS = 40
 T = TypeVar("T")
 
@@ -203,6 +204,9 @@ def load_files(data_dir: str, images: int, classes: int, groups: int = 1, group:
     try:
         check_trusted(path)
         manifest = json.loads(path.read_bytes())
+        if manifest.get("format") != FORMAT:
+            what = f"written by another version of caffe-recipes (this version reads format {FORMAT})"
+            raise BadInput(f"{path}: {what}; {BUILD_RECORDS}", is_local=True)
         records, shards, prefix = int(manifest["records"]), int(manifest["shards"]), str(manifest["prefix"])
         sizes, seed = [int(size) for size in manifest["sizes_bytes"]], int(manifest["seed"])
         named = len(manifest["classes"] or range(classes))
@@ -210,7 +214,7 @@ def load_files(data_dir: str, images: int, classes: int, groups: int = 1, group:
             raise ValueError("leads out of the folder")
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}; {BUILD_RECORDS}", is_local=True) from None
-    except (ValueError, OverflowError, TypeError, KeyError):
+    except (ValueError, OverflowError, TypeError, KeyError, AttributeError):
         raise BadInput(f"{path}: not a manifest of TFRecords; {BUILD_RECORDS}", is_local=True) from None
     if records != images:
         raise BadInput(f"{folder}: {records:,} records, but the flags say {images:,} images")

@@ -34,6 +34,7 @@ from caffe_recipes.data.archives import load_members
 from caffe_recipes.data.images import load_classes
 from caffe_recipes.data.manifest import load_manifest, manifest_path
 from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.file_format import FORMAT
 from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import find_differences
@@ -46,6 +47,7 @@ from caffe_recipes.run.monitor.files import FilePiece, LocalFiles, ReadRequest
 from caffe_recipes.run.monitor.follow import ShownRun
 from caffe_recipes.run.submit.submissions import load_submissions
 from caffe_recipes.tensorflow.records import read_records, write_records
+from tests.run.recorded_run import finished, launched
 
 MOST_S = 60  # for one attack; those whose time grows with the square of the size would take hours
 MEMORY_BYTES = 1_500_000_000  # of address space, libraries and all
@@ -100,11 +102,13 @@ def _log(line: str, number: int = 20) -> Attack:
 
 def _journal(number: int, *events: dict[str, object], is_watched: bool = True) -> Attack:
     """Load a journal that has such events `number` times, and watch it; `{i}` is the number of each."""
-    lines = "".join(f"{json.dumps({'time': '2026-11-20T12:00:00+00:00', **event})}\n" for event in events)
+    head = {"time": "2026-11-20T12:00:00+00:00"}
+    first = json.dumps({"format": FORMAT, **head, "event": "built", "lmdbs": []})
+    lines = "".join(f"{json.dumps({**head, **event})}\n" for event in events)
 
     def attack(folder: Path) -> object:
         path = folder / "journal.jsonl"
-        path.write_text("".join(lines.replace("{i}", str(i)) for i in range(number)))
+        path.write_text(f"{first}\n" + "".join(lines.replace("{i}", str(i)) for i in range(number)))
         if is_watched:
             ShownRun("x", str(folder), load_recipe("digits-local")).update([FilePiece(0, path.read_bytes())])
         return load_journal(path)
@@ -116,7 +120,7 @@ def _submissions(folder: Path) -> object:
     head = '{"time": "2026-11-20T12:00:00+00:00", "event"'
     begun = [f'{head}: "submitting", "name": "{i}", "group": "", "script": ""}}\n' for i in range(60_000)]
     settled = [f'{head}: "submitted", "name": "{i}", "job_id": 1}}\n' for i in range(60_000)]
-    (folder / "x").write_text("".join(begun + settled))
+    (folder / "x").write_text(f'{{"format": {FORMAT}, {begun[0][1:]}' + "".join(begun[1:] + settled))
     return load_submissions(folder / "x")
 
 
@@ -401,7 +405,8 @@ ATTACKS: dict[str, Attack] = {
     "tfrecord: a name that claims 10^17 files": _checked_records(f"train-00000-of-{10**17}"),
     "tfrecord: a manifest that claims 10^10 files": _checked_records(
         "train-00000-of-00001",
-        f'{{"records": {10**10}, "shards": {10**10}, "seed": 1, "prefix": "", "classes": null, "plan": ""}}',
+        f'{{"format": {FORMAT}, "records": {10**10}, "shards": {10**10}, "seed": 1, "prefix": "x", '
+        '"classes": null, "plan": "", "sizes_bytes": [], "digests": []}',
     ),
     "tfrecord: 20 million values": _checked_records(
         "train-00000-of-00001",
@@ -424,11 +429,8 @@ ATTACKS: dict[str, Attack] = {
     ),
     "journal: launches of other phases from other weights on other hosts": _journal(
         20_000,
-        {
-            **{"event": "launched", "phase": "{i}", "attempt": 1, "log": "{i}", "host": "{i}", "stamp": None},
-            **{"hosts": ["{i}"], "weights": {"{i}": ""}},
-        },
-        {"event": "failed", "phase": "{i}", "host": "{i}", "seconds": 1},
+        {"event": "launched", **launched("{i}", host="{i}", hosts=["{i}"], weights={"{i}": ""})[1]},
+        {"event": "failed", "reason": "", "phase": "{i}", "host": "{i}", "seconds": 1},
     ),
     "journal: checkpoints, branches and evaluations": _journal(
         60_000,
@@ -436,17 +438,14 @@ ATTACKS: dict[str, Attack] = {
             **{"event": "checkpointed", "phase": "{i}", "iteration": 1, "state": "", "state_sha256": ""},
             **{"model": "", "model_sha256": "", "state_path": "{i}", "model_path": ""},
         },
-        {"event": "branched", "phase": "{i}", "folder": "{i}"},
-        {"event": "evaluated", "phase": "{i}", "outputs": {"a": 1}},
+        {"event": "branched", "phase": "{i}", "folder": "{i}", "hosts": []},
+        {"event": "evaluated", "phase": "{i}", "outputs": {"a": 1}, "log": ""},
         is_watched=False,
     ),
     "journal: processes of other jobs": _journal(
         80_000,
         {"event": "started", "pid": 1, "host": "a", "job": "1{i}"},
-        {
-            **{"event": "finished", "phase": "{i}", "snapshot": "", "sha256": "", "seconds": 1},
-            **{"images_per_s": None, "loss": None},
-        },
+        {"event": "finished", **finished("{i}")[1]},
     ),
     "submissions: of other jobs": _submissions,
     "journal: brackets": lambda folder: (

@@ -181,7 +181,7 @@ def test_the_end_of_the_demo_is_what_a_run_with_these_results_prints() -> None:
     rows = re.findall(r"^(\w+) +[\d,]+ +[\d.]+ +(\d+) s +([\d,]+) +([\d.]+)$", listing, re.MULTILINE)
     steps = {step.phase: step.fetched for step in plan_steps(recipe, "runs/digits-local-1")}
     finished = {
-        phase: Finish(phase, steps[phase], "", float(time), float(speed.replace(",", "")), float(loss))
+        phase: Finish(phase, steps[phase], "", float(time), float(speed.replace(",", "")), float(loss), {})
         for phase, time, speed, loss in rows
     }
     found = re.findall(r"^(l\S+): ([\d.]+)(%)?$", listing, re.MULTILINE)

@@ -22,6 +22,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from caffe_recipes.errors import DataError
+from caffe_recipes.file_format import take_format
 from caffe_recipes.files import load_within, read_within, too_large
 from caffe_recipes.limits import limit
 
@@ -345,8 +346,10 @@ def load_classes(path: Path) -> tuple[str, ...]:
     if path.suffix == ".json":
         data = load_within(path, "json-bytes", DataError, "give a list of classes")
         try:
-            names = json.loads(data)["classes"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            values = json.loads(data)
+            take_format(values, path, "build the LMDB again", DataError)
+            names = values["classes"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise DataError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from caffe_recipes.errors import DataError
+from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files import UntrustedPathError, check_trusted, read_within, reading, write_whole
 
 M = TypeVar("M")
@@ -58,13 +59,15 @@ def load_manifest(lmdb: Path) -> BuildManifest | None:
 def read_manifest(path: Path, parse: Callable[[dict[str, Any]], M | None], what: str, hint: str) -> M | None:
     """Return the result of `parse` for a JSON file, or None if the file does not exist.
 
-    Raises DataError if the file cannot be read, or, with `what` and `hint`, if `parse` returns None or fails
-    because of the types of values.
+    Raises DataError if the file cannot be read or is of another format, or, with `what` and `hint`, if
+    `parse` returns None or fails because of the types of values.
     """
     made = None
     with reading(path, DataError, "check its permissions"):
         try:
-            made = parse(json.loads(read_within(path, "json-bytes")))
+            values = json.loads(read_within(path, "json-bytes"))
+            take_format(values, path, hint, DataError)
+            made = parse(values)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -109,7 +112,8 @@ def _is_valid(manifest: BuildManifest) -> bool:
 
 def write_manifest(lmdb: Path, manifest: BuildManifest) -> None:
     """Write the manifest of an LMDB atomically, with a line for each key. Raises OSError."""
-    found = asdict(manifest) | {"labels": {str(k): v for k, v in sorted(manifest.labels.items())}}
+    labels = {str(label): count for label, count in sorted(manifest.labels.items())}
+    found = {"format": FORMAT, **asdict(manifest), "labels": labels}
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items())
     write_whole({manifest_path(lmdb): f"{{\n{lines}\n}}\n".encode()}, is_synced=True)
 

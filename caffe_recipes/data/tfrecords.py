@@ -37,6 +37,7 @@ from caffe_recipes.data.images import Pictures, Settings, require_opencv
 from caffe_recipes.data.manifest import check_own_data, is_count, is_names, manifest_path, read_manifest
 from caffe_recipes.data.shuffledness import Shuffledness
 from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.file_format import FORMAT
 from caffe_recipes.files import make_own_folder, write_whole
 from caffe_recipes.limits import MOST_RECORD_FILES, hint_at_limit, limit
 from caffe_recipes.tensorflow.records import (
@@ -105,16 +106,15 @@ def load_record_set(out: Path) -> RecordSet | None:
 
 
 def _parse_set(known: dict[str, Any]) -> RecordSet | None:
-    classes, sizes = known.pop("classes"), known.pop("sizes_bytes", [])
+    classes, sizes, digests = known.pop("classes"), known.pop("sizes_bytes"), known.pop("digests")
     classes = tuple(classes) if isinstance(classes, list) else classes
-    digests = known.pop("digests", [])
     made = RecordSet(classes=classes, sizes_bytes=tuple(sizes), digests=tuple(digests), **known)
     return made if _is_valid(made) else None
 
 
 def write_record_set(out: Path, made: RecordSet) -> None:
     """Write the manifest of a folder of TFRecords atomically. Raises OSError."""
-    text = json.dumps(asdict(made), indent=1) + "\n"
+    text = json.dumps({"format": FORMAT, **asdict(made)}, indent=1) + "\n"
     write_whole({records_manifest_path(out): text.encode()}, is_synced=True)
 
 
@@ -123,8 +123,7 @@ def _is_valid(made: RecordSet) -> bool:
     return (
         all(map(is_count, counts))
         and 1 <= made.shards <= min(made.records, MOST_RECORD_FILES)
-        and len(made.sizes_bytes) in (0, made.shards)
-        and len(made.digests) in (0, made.shards)
+        and len(made.sizes_bytes) == len(made.digests) == made.shards
         and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in made.digests)
         and isinstance(made.prefix, str)
         and re.fullmatch(r"[^/\0]+", made.prefix) is not None  # the files are in the folder itself
@@ -260,7 +259,7 @@ def _check_existing(plan: RecordSet, out: Path) -> RecordSet:
         known = load_record_set(out)
     except DataError:  # written by another program
         known = None
-    if known is None or known.plan != plan.plan:
+    if known is None or replace(known, sizes_bytes=(), digests=()) != plan:
         what = "already exists" + (", made from other images or settings" if known else "")
         raise DataError(out, what, "remove it, or give another path")
     hint = "remove the folder, and run the command again"
@@ -270,7 +269,7 @@ def _check_existing(plan: RecordSet, out: Path) -> RecordSet:
         raise DataError(
             out, f"is missing {len(missing):,} of its {plan.shards:,} files, e.g. {missing[0]}", hint
         )
-    for name, size in zip(names, known.sizes_bytes, strict=False):  # older manifests have none
+    for name, size in zip(names, known.sizes_bytes, strict=True):
         found = (out / name).stat().st_size
         if found != size:
             raise DataError(out / name, f"has {found:,} of {size:,} bytes", hint)

@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import Literal, NoReturn
 
 from caffe_recipes.errors import CaffeRecipesError, RecipeError
+from caffe_recipes.file_format import FORMAT
 from caffe_recipes.files import UntrustedPathError, private_cache, read_pieces, read_trusted, write_cache_file
 
 RUN_CODE = "CAFFE_RECIPES_RUN_CODE"
@@ -293,7 +294,8 @@ def _read_record(folder: Path, name: str) -> dict[str, str] | None:
             held = json.loads(read_pieces(file, _MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(held, dict) or (held.get("folder"), held.get("function")) != (str(folder), name):
+    wanted = {"format": FORMAT, "folder": str(folder), "function": name}
+    if not isinstance(held, dict) or {key: held.get(key) for key in wanted} != wanted:
         return None
     files = held.get("files")
     return {str(file): str(digest) for file, digest in files.items()} if isinstance(files, dict) else None
@@ -320,7 +322,8 @@ def _record(folder: Path, name: str, known: Mapping[str, str], files: _Files, co
             raise PermissionError(0, "no home folder")
         private_cache(path.parent.parent)
         private_cache(path.parent)
-        write_cache_file(path, json.dumps({"folder": str(folder), "function": name, "files": made}, indent=1))
+        record = {"format": FORMAT, "folder": str(folder), "function": name, "files": made}
+        write_cache_file(path, json.dumps(record, indent=1))
     except OSError as error:
         consent.warn(f"cannot record your consent to {name}: {error.strerror}")
 

@@ -23,6 +23,7 @@ from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.prototxt import digest, load_prototxt
 from caffe_recipes.cluster.staging.file_sets import find_source, known_digest
 from caffe_recipes.errors import InputError, RunFailed, WeightsError
+from caffe_recipes.file_format import FORMAT
 from caffe_recipes.files import cache_folder
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
@@ -325,8 +326,6 @@ AVERAGES: Mapping[str, Callable[[Floats, int], Floats]] = {
 }
 
 
-# The format of the file that `caffe-torch predict` writes; a part of the digest in its name.
-_FORMAT = "scores and labels, 1"
 _SAYS = "caffe-torch: "
 
 
@@ -451,7 +450,7 @@ def _why_closed(folder: Path) -> str:
 
 
 def _key(member: Member, tested: TestSet) -> str:
-    parts = (_FORMAT, member.sha256, tested.net_digest, tested.lmdb_digest)
+    parts = (str(FORMAT), member.sha256, tested.net_digest, tested.lmdb_digest)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -2,8 +2,7 @@
 
 A run writes each event to its journal and hands it to its observers, one of which prints its line. A program
 that watches the run decodes the events from the journal, folds them into the same state and prints the same
-lines. Events of earlier versions may lack fields, and those of later versions may have more; an unknown event
-changes nothing.
+lines.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import shipped_names
-from caffe_recipes.run.caffe import STATE_NAME
 from caffe_recipes.run.plan import find_step, find_trainer, plan_steps
 from caffe_recipes.run.trainer import Checkpoint, Training
 from caffe_recipes.units import describe_bytes, describe_duration
@@ -30,17 +28,17 @@ from caffe_recipes.wording import describe_count, describe_names
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a run; `name` is its name in the journal, empty for an unknown event."""
+    """Something that happened in a run; `name` is its name in the journal."""
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str]
 
     def details(self) -> dict[str, object]:
-        """Return the fields to write to the journal, without empty ones."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+        """Return the fields to write to the journal."""
+        return asdict(self)
 
     @classmethod
-    def decode(cls, details: Mapping[str, Any]) -> Self:
-        """Create the event from a journal's fields.
+    def decode(cls, details: Mapping[str, Any], time_s: float) -> Self:
+        """Create the event from the fields and the time of a journal line.
 
         Raises TypeError, KeyError, ValueError or OverflowError if they are invalid.
         """
@@ -102,17 +100,16 @@ _FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _from_json(kind: Any, details: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any dataclass
-    """Create a dataclass from JSON, ignoring unknown fields.
+    """Create a dataclass from JSON.
 
-    Raises TypeError, ValueError or OverflowError if they are invalid.
+    Raises TypeError, KeyError, ValueError or OverflowError if they are invalid.
     """
     types = {each.name: str(each.type) for each in fields(kind)}
     values: dict[str, Any] = {}
     for name, value in details.items():
-        if name in types:
-            is_none = value is None and types[name].endswith(" | None")
-            convert = _FROM_JSON[types[name].removesuffix(" | None")]
-            values[name] = None if is_none else convert(value)
+        is_none = value is None and types[name].endswith(" | None")
+        convert = _FROM_JSON[types[name].removesuffix(" | None")]
+        values[name] = None if is_none else convert(value)
     return kind(**values)
 
 
@@ -215,8 +212,8 @@ class Created(Event):
     """The folder of a run was created; `id` identifies its ranks."""
 
     name = "created"
-    recipe: str = ""
-    id: str = ""
+    recipe: str
+    id: str
 
     def fold(self, draft: StateDraft) -> None:
         """Record the id of the run."""
@@ -237,11 +234,6 @@ class RunStarted(Event):
     def here(cls, job: str, restarts: int) -> Self:
         """Create the event for the current process."""
         return cls(os.getpid(), socket.gethostname(), job, restarts)
-
-    def details(self) -> dict[str, object]:
-        """Return the fields to write to the journal, with those of the job only inside one."""
-        job = {"job": self.job, "restarts": self.restarts} if self.job else {}
-        return {"pid": self.pid, "host": self.host, **job}
 
     def fold(self, draft: StateDraft) -> None:
         """Record the process, and forget the hosts of an earlier Slurm job, which has no ranks left."""
@@ -288,12 +280,11 @@ class Staged(Event):
     lmdb: str
     bytes: int
     hosts: Sequence[str]
-    source: str = ""
+    source: str
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the source, its size and the hosts."""
-        size = describe_bytes(self.bytes)
-        what = f"{self.source} ({size})" if self.source else size
+        what = f"{self.source} ({describe_bytes(self.bytes)})"
         return f"staged {what} to {self.lmdb} on {describe_names(self.hosts)}"
 
 
@@ -316,26 +307,23 @@ class Launch(Event):
     host: str
     stamp: str | None
     time_s: Finite
-    needed: Mapping[str, str | None] = field(default_factory=dict)
-    id: str = ""
-    arguments: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    job: str = ""
-    restarts: int = 0
-    weights: Mapping[str, str] = field(default_factory=dict)
-    starts_from: str | None = None
-    resumed: int | None = None
+    needed: Mapping[str, str | None]
+    id: str
+    arguments: tuple[str, ...]
+    hosts: tuple[str, ...]
+    job: str
+    restarts: int
+    weights: Mapping[str, str]
+    starts_from: str | None
+    resumed: int | None
 
     @classmethod
-    def decode(cls, details: Mapping[str, Any]) -> Self:
-        """Return the event; earlier versions kept what Caffe starts from only in its arguments."""
-        given = dict(str(word).partition("=")[::2] for word in details.get("arguments", ()))
-        state = STATE_NAME.fullmatch(given.get("--snapshot", ""))
-        earlier = {"starts_from": given.get("--weights"), "resumed": state and state[1]}
-        return super().decode({**earlier, **details})
+    def decode(cls, details: Mapping[str, Any], time_s: float) -> Self:
+        """Create the event, with the time of its line."""
+        return super().decode({**details, "time_s": time_s}, time_s)
 
     def details(self) -> dict[str, object]:
-        """Return all fields, including empty ones, except the time, which each journal line has anyway."""
+        """Return the fields without the time, which each journal line has anyway."""
         return {name: value for name, value in asdict(self).items() if name != "time_s"}
 
     def fold(self, draft: StateDraft) -> None:
@@ -348,16 +336,12 @@ class Launch(Event):
             draft.weights.setdefault(path, sha256)
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Return the line to print, with the number of iterations and what they start from.
-
-        Journals of earlier versions have no arguments; for these the plan names the weights.
-        """
+        """Return the line to print, with the number of iterations and what they start from."""
         step = find_step(recipe, self.phase, folder)
         if self.resumed is not None:
             left = step.last_iter - self.resumed
             return f"{step.phase}: {left:,} iterations from the checkpoint at {self.resumed:,}"
-        weights = self.starts_from if self.arguments else step.weights
-        source = weights or find_trainer(recipe).initialization
+        source = self.starts_from or find_trainer(recipe).initialization
         return f"{step.phase}: {step.last_iter:,} iterations from {source}"
 
 
@@ -368,7 +352,7 @@ class Branched(Event):
     name = "branched"
     phase: str
     folder: str
-    hosts: Sequence[str] = ()
+    hosts: Sequence[str]
 
     def fold(self, draft: StateDraft) -> None:
         """Record the folder of the branch's journal."""
@@ -395,11 +379,7 @@ class Finish(Event):
     seconds: Finite
     images_per_s: Finite | None
     loss: float | None
-    needed: Mapping[str, str] = field(default_factory=dict)
-
-    def details(self) -> dict[str, object]:
-        """Return all fields, including empty ones."""
-        return asdict(self)
+    needed: Mapping[str, str]
 
     def fold(self, draft: StateDraft) -> None:
         """Record the phase as finished, without its launch and its checkpoints."""
@@ -434,7 +414,7 @@ class Checkpointed(Event):
         return asdict(self.checkpoint)
 
     @classmethod
-    def decode(cls, details: Mapping[str, Any]) -> Self:
+    def decode(cls, details: Mapping[str, Any], time_s: float) -> Self:
         """Create the event from the fields of a checkpoint."""
         return cls(_from_json(Checkpoint, details))
 
@@ -456,7 +436,7 @@ class Ending(Event):
 
     name = "ending"
     phase: str
-    reason: str = ""
+    reason: str
     host: str | None = None
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
@@ -532,16 +512,11 @@ class Evaluated(Event):
     name = "evaluated"
     phase: str
     outputs: Mapping[str, float]
-    log: str = ""
-
-    @classmethod
-    def decode(cls, details: Mapping[str, Any]) -> Self:
-        """Create the event from a journal's fields, which lack the phase in journals of earlier versions."""
-        return super().decode({"phase": "", **details})
+    log: str
 
     def fold(self, draft: StateDraft) -> None:
-        """Record the outputs; if the journal names no phase, they are those of the last one."""
-        draft.evaluations[self.phase or next(reversed(draft.finished), "")] = self.outputs
+        """Record the outputs."""
+        draft.evaluations[self.phase] = self.outputs
 
 
 @dataclass(frozen=True)
@@ -549,7 +524,7 @@ class Failed(Event):
     """A step failed; if the event names a phase, its launch has ended. A retry is a separate event."""
 
     name = "failed"
-    reason: str = ""
+    reason: str
     phase: str | None = None
     host: str | None = None
     log: str | None = None
@@ -573,9 +548,9 @@ class Stopped(Event):
     """The run was stopped by `signal`, `seconds` into a launch; `trained` if that had reached its end."""
 
     name = "interrupted"
-    signal: str = ""
-    trained: bool = False
-    seconds: Finite = 0.0
+    signal: str
+    trained: bool
+    seconds: Finite
 
     def fold(self, draft: StateDraft) -> None:
         """End the launch, but keep one that had trained to its end: its snapshot is still to be verified."""
@@ -600,17 +575,11 @@ _EVENTS: Mapping[str, type[Event]] = {each.name: each for each in Event.__subcla
 
 
 def decode_event(name: str, details: Mapping[str, Any], time_s: float) -> Event:
-    """Return the event of a journal line with that time; a plain Event for one of an unknown version.
+    """Return the event of a journal line with that time.
 
-    Raises TypeError or ValueError if an event that changes the state lacks a field.
+    Raises TypeError, KeyError, ValueError or OverflowError if it is unknown or its fields are invalid.
     """
-    kind = _EVENTS.get(name, Event)
-    try:
-        return kind.decode({**details, "time_s": time_s})
-    except (TypeError, ValueError):
-        if kind.fold is not Event.fold:
-            raise
-        return Event()
+    return _EVENTS[name].decode(details, time_s)
 
 
 def fold_events(events: Iterable[Event], state: RunState | None = None) -> RunState:

@@ -19,8 +19,9 @@ from typing import Any
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.config import with_tuples
 from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files import name_beside, read_within, write_whole
-from caffe_recipes.recipe.model import AnyRecipe, Transformation, validate_frozen
+from caffe_recipes.recipe.model import AnyRecipe, validate_frozen
 from caffe_recipes.run.events import Created
 from caffe_recipes.run.journal import JOURNAL, Clock, Journal
 from caffe_recipes.run.plan import find_trainer, plan_files
@@ -139,7 +140,7 @@ def create_run(
             for name in ("logs", "snapshots", "checkpoints"):
                 (part / name).mkdir()
             for name, values in frozen.items():
-                (part / name).write_text(json.dumps(values, indent=1) + "\n")
+                (part / name).write_text(json.dumps({"format": FORMAT, **values}, indent=1) + "\n")
             journal = Journal(part / JOURNAL, clock, create=True)
             undo.callback(journal.close)
             journal.append(Created(recipe.name, secrets.token_hex(8)))
@@ -164,27 +165,9 @@ def write_hostfile(folder: Path, hosts: Sequence[str]) -> None:
         raise RunFailed(folder, what, "check the disk") from None
 
 
-# Keys of `data`, of its `train` and `test`, and of `tensorflow`, that runs up to 2026-11-23 do not have.
-_NEW_KEYS = ("mean_file", "force_color", "force_gray")
-_PART_KEYS = tuple(Transformation.model_fields)
-_RUN_KEYS = ("data", "resnet_depth", "classes", "image_px", "flags")
-
-
 def freeze_recipe(recipe: AnyRecipe) -> dict[str, Any]:
-    """Return the recipe as JSON values, including all defaults; `thaw_recipe` reads them.
-
-    Keys that earlier versions do not have are omitted while they are unset, because the result is compared
-    with the runs and submissions of those versions.
-    """
+    """Return the recipe as JSON values, including all defaults; `thaw_recipe` reads them."""
     frozen: dict[str, Any] = json.loads(recipe.model_dump_json())
-    data, run = frozen.get("data"), frozen.get("tensorflow")
-    parts: list[tuple[dict[str, Any], tuple[str, ...]]] = [(frozen, ("notes",))]
-    parts += [(data, _NEW_KEYS), *((data[part], _PART_KEYS) for part in ("train", "test"))] if data else []
-    parts += [(run, _RUN_KEYS), (run["evaluation"], ("flags",))] if run else []
-    for values, keys in parts:
-        for key in keys:
-            if values[key] in (None, [], {}):
-                del values[key]
     return frozen
 
 
@@ -234,6 +217,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise InputError(path, f"cannot be read: {reason}", "start over with --new") from None
     if not isinstance(values, dict):
         raise InputError(path, "cannot be read: not a JSON object", "start over with --new")
+    take_format(values, path, "start over with --new")
     return values
 
 

@@ -1,7 +1,8 @@
 """The journal of a run: a line of JSON per event, which is on disk before the run acts on it.
 
 The state of a run is a fold over its journal. A line that a crash left incomplete was never acted upon: it is
-not read, and the next write removes it. An open journal is locked, so no two processes can run the same run.
+not read, and the next write removes it. The first line has the format number too. An open journal is locked,
+so no two processes can run the same run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files import FULL, open_lock, read_within, try_lock
 from caffe_recipes.run.events import Event, Launch, RunState, decode_event, fold_events
 
@@ -36,22 +38,28 @@ Fold = Callable[[State, str, Mapping[str, Any], float], State]
 
 
 class JournalError(InputError):
-    """A journal that is missing or damaged."""
+    """A journal that is missing, damaged or of another format."""
 
 
-def fold_lines(text: str, where: str | Path, fold: Fold[State], state: State, hint: str) -> State:
+def fold_lines(
+    text: str, where: str | Path, fold: Fold[State], state: State, hint: str, *, is_start: bool = True
+) -> State:
     """Fold the complete lines of a text into a state, each with its event's name, its fields and its time.
 
-    Raises JournalError, whose `where` is `file:line`, for a complete line that is not a journal line.
+    `is_start` is set for the beginning of a file, where the format number is. `hint` is what to do with a
+    file of another format. Raises JournalError for one, and, with `file:line` as its `where`, for a complete
+    line that is not a journal line.
     """
     whole, _, _ = text.rpartition("\n")
     for number, line in enumerate(whole.split("\n") if whole else (), 1):
         try:
             fields = json.loads(line)
+            if is_start and number == 1:
+                take_format(fields, where, hint, JournalError)
             time_s = datetime.fromisoformat(fields.pop("time")).timestamp()
             state = fold(state, fields.pop("event"), fields, time_s)
         except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError):
-            raise JournalError(f"{where}:{number}", "is not a journal line", hint) from None
+            raise JournalError(f"{where}:{number}", "is not a journal line", f"fix it, or {hint}") from None
     return state
 
 
@@ -82,30 +90,19 @@ class JournalFile:
         self._after_room = after_room
         self._appending = threading.Lock()
         try:
-            file, is_new = _open_or_create(path) if create else (os.open(path, _FLAGS), False)
+            file = os.open(path, _FLAGS | (os.O_CREAT if create else 0), 0o666)
             self._file = os.fdopen(file, "rb+", buffering=0)
         except OSError as error:
             raise _open_error(path, error, hint) from None
         try:
-            self._lock = self._acquire_lock(busy, hint, is_new)
+            self._lock = self._acquire_lock(busy, hint)
         except BaseException:
             self._file.close()
             raise
 
-    def _acquire_lock(self, busy: Callable[[], InputError], hint: str, is_new: bool) -> int:
-        """Return the descriptor of the lock file, locked.
-
-        Earlier versions lock the file itself, so that is locked too if possible. A lock of another process on
-        the file itself counts only if there is no lock file yet, and not if this process has just created the
-        file: then a reader holds it.
-        """
+    def _acquire_lock(self, busy: Callable[[], InputError], hint: str) -> int:
+        """Return the descriptor of the lock file, locked."""
         path = self.path.with_suffix(".lock")
-        is_first = not is_new and not os.path.lexists(path)
-        try:
-            if not try_lock(self._file.fileno()) and is_first:
-                raise busy()
-        except OSError as error:
-            raise _lock_error(self.path, error) from None
         try:
             lock = open_lock(path)
         except OSError as error:
@@ -115,7 +112,8 @@ class JournalFile:
                 return lock
             refusal = busy()
         except OSError as error:
-            refusal = _lock_error(path, error)
+            what = f"cannot be locked: {error.strerror}"
+            refusal = InputError(path, what, "use a filesystem that supports flock")
         os.close(lock)
         raise refusal
 
@@ -125,20 +123,19 @@ class JournalFile:
 
     def _write(self, event: str, details: Mapping[str, object], patience_s: float) -> None:
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "event": event, **details}) + "\n"
         try:
             with self._appending:
-                self._wait_and_write(line.encode(), patience_s)
+                self._wait_and_write({"time": now, "event": event, **details}, patience_s)
         except OSError as error:
             what = f"cannot be written: {error.strerror}"
             raise RunFailed(self.path, what, f"free disk space, then {self._after_room}") from None
 
-    def _wait_and_write(self, line: bytes, patience_s: float) -> None:
+    def _wait_and_write(self, fields: Mapping[str, object], patience_s: float) -> None:
         """Write a line, waiting for space if the disk is full, so that a training in progress is not lost."""
         until = time.monotonic() + patience_s
         while True:
             try:
-                return self._write_line(line)
+                return self._write_line(fields)
             except OSError as error:
                 if error.errno not in FULL or time.monotonic() >= until:
                     raise
@@ -159,8 +156,9 @@ class JournalFile:
             self._file.close()
             os.close(self._lock)
 
-    def _write_line(self, line: bytes) -> None:
+    def _write_line(self, fields: Mapping[str, object]) -> None:
         whole = self._whole_bytes()
+        line = _render_line(fields if whole else {"format": FORMAT, **fields}).encode()
         if self._file.seek(0, os.SEEK_END) > whole:
             self._file.truncate(whole)
         try:
@@ -177,12 +175,8 @@ class JournalFile:
         return self._file.read().rfind(b"\n") + 1
 
 
-def _open_or_create(path: Path) -> tuple[int, bool]:
-    """Open a file, created if missing; return its descriptor and whether this process created it."""
-    try:
-        return os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666), True
-    except FileExistsError:
-        return os.open(path, _FLAGS | os.O_CREAT, 0o666), False
+def _render_line(fields: Mapping[str, object]) -> str:
+    return json.dumps(fields) + "\n"
 
 
 def _open_error(path: Path, error: OSError, hint: str) -> JournalError:
@@ -191,14 +185,10 @@ def _open_error(path: Path, error: OSError, hint: str) -> JournalError:
     return JournalError(path, f"cannot be opened: {error.strerror}", hint)
 
 
-def _lock_error(path: Path, error: OSError) -> InputError:
-    return InputError(path, f"cannot be locked: {error.strerror}", "use a filesystem that supports flock")
+def read_events(text: str, where: str | Path, *, is_start: bool) -> list[tuple[float, Event]]:
+    """Return the events in the text of a journal, each with its time; raises JournalError as fold_lines does.
 
-
-def read_events(text: str, where: str | Path) -> list[tuple[float, Event]]:
-    """Return the events in the text of a journal, each with its time.
-
-    Raises JournalError, whose `where` is `file:line`, for a complete line that is not a journal line.
+    `is_start` is set if the text begins where the journal does.
     """
 
     def collect(
@@ -207,15 +197,16 @@ def read_events(text: str, where: str | Path) -> list[tuple[float, Event]]:
         events.append((time_s, decode_event(name, fields, time_s)))
         return events
 
-    return fold_lines(text, where, collect, [], "fix it, or start over with --new")
+    return fold_lines(text, where, collect, [], "start over with --new", is_start=is_start)
 
 
 def fold_journal(text: str, where: str | Path, state: RunState | None = None) -> RunState:
-    """Return the state after the events in a journal's text, starting from `state` or from a new run.
+    """Return the state after the events in a journal's text, or, with `state`, in its next lines.
 
     Raises JournalError as `read_events` does.
     """
-    return fold_events((event for _, event in read_events(text, where)), state)
+    events = read_events(text, where, is_start=state is None)
+    return fold_events((event for _, event in events), state)
 
 
 def load_journal(path: Path) -> RunState:
@@ -228,8 +219,8 @@ def load_journal(path: Path) -> RunState:
 
 
 def empty_journal_error(path: str | Path) -> JournalError:
-    """Return the error for a journal that is empty although the run's folder has snapshots."""
-    return JournalError(path, "is empty, but the run has snapshots", "restore it, or start over with --new")
+    """Return the error for the empty journal of a run, whose folder is never created without an event."""
+    return JournalError(path, "is empty", "restore it, or start over with --new")
 
 
 def find_open_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
@@ -287,8 +278,8 @@ class Journal(JournalFile):
         """Write an event; raises RunFailed if that fails, on a full disk after `patience_s`."""
         self._write(event.name, event.details(), patience_s)
 
-    def _wait_and_write(self, line: bytes, patience_s: float) -> None:
+    def _wait_and_write(self, fields: Mapping[str, object], patience_s: float) -> None:
         before, self._state = self._state, None  # if a signal interrupts the write, the file is read again
-        super()._wait_and_write(line, patience_s)
+        super()._wait_and_write(fields, patience_s)
         if before is not None:
-            self._state = fold_journal(line.decode(), self.path, before)
+            self._state = fold_journal(_render_line(fields), self.path, before)

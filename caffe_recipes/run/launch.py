@@ -233,8 +233,7 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         begun = time.monotonic()
         with run.interrupts.held():
             trainer = start()
-        # A journal of an earlier version has no ID of the launch, and its ranks send no pulses.
-        pulses = stack.enter_context(PulseMonitor(run.setting.hosts, launch.id or run.id))
+        pulses = stack.enter_context(PulseMonitor(run.setting.hosts, launch.id))
         monitor = _LaunchMonitor(run, training, launch, tail, trainer, pulses, is_read=is_read)
         while trainer.is_running() and not monitor.poll():
             ranks.read(log)
@@ -427,7 +426,7 @@ class _LaunchMonitor:
             run.notify(f"{run.setting.trainer.title} cannot write a checkpoint on request")
             return False
         try:
-            answer = request_snapshot(self.lead(), self._launch.id or run.id, argument)
+            answer = request_snapshot(self.lead(), self._launch.id, argument)
         except CaffeRecipesError as error:
             run.notify(f"cannot request a snapshot: {error}")
             return False

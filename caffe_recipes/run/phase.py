@@ -211,7 +211,7 @@ def train(run: Run, training: Training) -> None:
     check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
     if state.job and asks_slurm(run.setting.profile.launcher.program, run.setting.environment):
         wait_for_slurm(state.job, say=run.notify)
-    launch = replace(_plan_launch(run, training, state, checkpoint), weights=weights)
+    launch = _plan_launch(run, training, state, checkpoint, weights)
     names = (host.name for host in run.setting.hosts)
     if launch.attempt > 1:  # a host that was unreachable when the last one ended may still run ranks
         end_everywhere(_with_hosts(run, tuple(dict.fromkeys((*names, *state.hosts)))))
@@ -253,7 +253,13 @@ def note_stop(run: Run, stop: Interrupted) -> None:
     stop.launch_s = 0.0
 
 
-def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Checkpoint | None) -> Launch:
+def _plan_launch(
+    run: Run,
+    training: Training,
+    state: RunState,
+    checkpoint: Checkpoint | None,
+    weights: Mapping[str, str],
+) -> Launch:
     attempt = state.attempts.get(training.phase, 0) + 1
     return Launch(
         phase=training.phase,
@@ -265,6 +271,7 @@ def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Chec
         needed={snapshot: _stamp(run, snapshot) for snapshot, _ in training.needed},
         id=f"{run.id}/{training.phase}-{attempt}",
         arguments=_arguments(run, training, checkpoint),
+        weights=weights,
         starts_from=None if checkpoint else training.weights,
         resumed=checkpoint.iteration if checkpoint else None,
         hosts=tuple(host.name for host in run.setting.hosts),

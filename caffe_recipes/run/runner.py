@@ -7,7 +7,6 @@ snapshots are verified and its results shown again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -45,7 +44,7 @@ from caffe_recipes.run.journal import (
 )
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.phase import evaluate, note_stop, train
-from caffe_recipes.run.plan import find_trainer, plan_chain, plan_steps
+from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.preflight.checks import run_preflight
 from caffe_recipes.run.prepare import ensure_snapshot, prepare, stage_data
 from caffe_recipes.run.process import StartTrainer, TrainerProcess, describe_launch, launch_trainer
@@ -140,7 +139,7 @@ def run_chain(
         lock = _acquire_locks(setting, state, stack)
         journal = latest or create_run(folder, recipe, plan.files)
         stack.callback(journal.close)
-        run = Run(_name_run(journal), setting, plan, name, journal, reporter, interrupts, lock)
+        run = Run(journal.state().id, setting, plan, name, journal, reporter, interrupts, lock)
         run = replace(run, observers=(reporter.observe, *observers), spares=Spares(setting.spares))
         return _run_to_end(run, branches)
 
@@ -209,11 +208,6 @@ def _check_interval(plan: RunPlan, every: int | None) -> None:
             raise InputError("--checkpoint-every", what, "give a divisor of that, or leave the option out")
 
 
-def _name_run(journal: Journal) -> str:
-    """Return the ID by which the ranks of a run are recognized on any host."""
-    return journal.state().id or hashlib.sha256(os.fsencode(journal.path)).hexdigest()[:16]
-
-
 def _closing(connect: Connect, stack: ExitStack) -> Connect:
     """Return a `connect` whose hosts are closed when `stack` is."""
 
@@ -248,9 +242,7 @@ def _open_latest(
     if options.new:
         _check_nothing_trains(folder)
         return None
-    if journal.state() == RunState() and any(
-        (folder / "snapshots").glob(f"*{find_trainer(recipe).model_suffix}")
-    ):
+    if state == RunState():
         raise empty_journal_error(journal.path)
     for launch in launches:
         if launch.host != socket.gethostname():

@@ -38,11 +38,10 @@ from caffe_recipes.caffe.logs import (
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import file_digest
 from caffe_recipes.cluster.profiles import Profile
-from caffe_recipes.cluster.staging.file_sets import FileSet, SetFile, known_digest, stat_source
+from caffe_recipes.cluster.staging.file_sets import FileSet, SetFile, stat_source
 from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.data.tfrecords import RecordSet, load_record_set, records_manifest_path
 from caffe_recipes.errors import ClusterError, DataError, InputError, WeightsError
-from caffe_recipes.files import cache_folder
 from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.run.snapshots import as_failure, verify_digest
@@ -510,19 +509,14 @@ def load_records_manifest(records: Records, source: Path, classes: int) -> Recor
 
 
 def _load_records(records: Records, source: Path, classes: int) -> _RecordFiles:
-    """Return the files of a folder of TFRecords. Raises DataError unless they are complete and the recipe's.
-
-    Digests come from the manifest; if it is too old to have any, the files are hashed once.
-    """
+    """Return the files of a folder of TFRecords; raises DataError unless complete and as the recipe says."""
     path, made = records_manifest_path(source), load_records_manifest(records, source, classes)
     files = []
-    for number, name in enumerate(made.counts()):
+    for name, size, digest in zip(made.counts(), made.sizes_bytes, made.digests, strict=True):
         seen = stat_source(source / name)
-        size = made.sizes_bytes[number] if made.sizes_bytes else seen.size_bytes
         if seen.size_bytes != size:
             what = f"{seen.size_bytes:,} bytes; the manifest says {size:,}"
             raise DataError(seen.data, what, "copy or create the records again")
-        digest = made.digests[number] if made.digests else known_digest(seen, cache_folder())
         files.append(SetFile(name, seen, digest))
     manifest = SetFile(_STAGED_MANIFEST, stat_source(path), digest_of(path))
     return _RecordFiles(files, manifest, made.seed)

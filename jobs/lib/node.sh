@@ -12,7 +12,7 @@
 set -u
 umask 077
 export LC_ALL=C
-block=16777216 hashers=8 reads=no me=$(id -u) mark=${CAFFE_RECIPES_TOKEN:-caffe-recipes:}
+format=1 block=16777216 hashers=8 reads=no me=$(id -u) mark=${CAFFE_RECIPES_TOKEN:-caffe-recipes:}
 
 # Starts on a new line, since a login shell may have printed an incomplete one.
 answer() { printf '\n%s %s\n' "$mark" "$*"; exit 0; }
@@ -146,20 +146,23 @@ sha256() { sum=$(sha256sum <"$1") && printf %s "${sum%% *}"; }
 
 identity() { stat -L -c '%s %.9Y %i' -- "$1"; }
 
-# Sets made, digest and was: how many folders staging made, and digest and identity of data.mdb. Fails without our stamp.
+owns_stamp() { [ -f "$stamp" ] && ! [ -L "$stamp" ] && [ "$(stat -c %u -- "$stamp")" = "$me" ]; }
+
+# Sets made, digest and was: how many folders staging made, and digest and identity of data.mdb. Fails without a stamp of ours
+# in our format.
 read_stamp() {
-    made=0 digest=- was='' format=''
-    [ -f "$stamp" ] && ! [ -L "$stamp" ] && [ "$(stat -c %u -- "$stamp")" = "$me" ] || return 1
-    read -r format found_made digest was <"$stamp"
+    made=0 digest=- was='' kept=''
+    owns_stamp || return 1
+    read -r kept found_made digest was <"$stamp"
     case $found_made in '' | *[!0-9]*) return 1 ;; esac
-    [ "$format" = caffe-recipes-1 ] && made=$found_made
+    [ "$kept" = "caffe-recipes-$format" ] && made=$found_made
 }
 
 stamp_fits() { read_stamp && [ "$was" = "$(identity "$data")" ]; }
 
 write_stamp() {
     rm -f -- "$stamp.part"
-    (set -C && printf 'caffe-recipes-1 %s\n' "$*" >"$stamp.part") && sync "$stamp.part" && mv -f -T -- "$stamp.part" "$stamp"
+    (set -C && printf '%s\n' "caffe-recipes-$format $*" >"$stamp.part") && sync "$stamp.part" && mv -f -T -- "$stamp.part" "$stamp"
 }
 
 # FILE: prints the SHA-256 of the SHA-256 digests of its blocks, which several cores compute at the same time.
@@ -206,7 +209,7 @@ make_folder() {
 # PART BYTES: creates the empty file to which a copy is written.
 make_part() {
     exists "$data" && refuse "another ${kind#* } now exists there"
-    read_stamp || ! exists "$stamp" || refuse "has a stamp that is not ours"
+    read_stamp || owns_stamp || ! exists "$stamp" || refuse "has a stamp that is not ours"
     rm -f -- "$parts"*
     message=$(write_stamp "$((made + new)) - - - -" 2>&1) || drop "$message"
     free=$(free_bytes "$folder")
@@ -292,7 +295,7 @@ manifest() {
     [ $((mode & 020)) = 0 ] || is_private_group "${seen##* }" "$cache/." || answer manifest -
     [ "${seen%% *} $((mode & 02))" = "$me 0" ] || answer manifest -
     known=$cache/manifests/$(printf %s "$target" | sha256sum | cut -c 1-32).json
-    found=$(sed -nE '$s/^.*, "bytes": ([0-9]+), "mtime_ns": ([0-9]+), "inode": ([0-9]+), "digest": "([0-9a-f]{64})"\}$/\1 \2 \3 \4/p' \
+    found=$(sed -nE '$s/^\{"format": '"$format"', .*, "bytes": ([0-9]+), "mtime_ns": ([0-9]+), "inode": ([0-9]+), "digest": "([0-9a-f]{64})"\}$/\1 \2 \3 \4/p' \
         "$known" 2>/dev/null)
     now=$(identity "$target" 2>/dev/null | tr -d .)
     [ -n "$now" ] && [ "${found% *}" = "$now" ] && digest=${found##* }

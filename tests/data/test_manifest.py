@@ -45,8 +45,17 @@ def test_a_value_of_another_type_is_bad_input(lmdb: Path, key: str, value: objec
         check_lmdb(lmdb, decode=0)
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"format": 1}', "[" * 100_000])
 def test_a_manifest_that_is_not_an_object_is_bad_input(lmdb: Path, text: str) -> None:
     manifest_path(lmdb).write_text(text)
     with pytest.raises(DataError, match="is not a manifest of an LMDB"):
+        load_manifest(lmdb)
+
+
+def test_a_manifest_of_another_format_is_bad_input(lmdb: Path) -> None:
+    path = manifest_path(lmdb)
+    assert path.read_text().startswith('{\n "format": 1,\n')
+    path.write_text("{}")
+    what = r"written by another version of caffe-recipes \(no format number; .*\); remove it, or build"
+    with pytest.raises(DataError, match=what):
         load_manifest(lmdb)

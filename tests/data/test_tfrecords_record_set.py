@@ -109,15 +109,6 @@ def test_the_manifest_has_the_size_and_the_digest_of_each_file(records: Path) ->
     assert made.digests == tuple(map(digest_of, files))
 
 
-def test_a_manifest_without_sizes_and_digests_is_accepted(lmdb: Path, records: Path) -> None:
-    path = records_manifest_path(records)
-    known = json.loads(path.read_text())
-    del known["sizes_bytes"], known["digests"]
-    path.write_text(json.dumps(known))
-    write_tfrecords(lmdb, records, shards=4)
-    assert check_records(records, 5).problems == ()
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.events import Launch, decode_event
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.plan import plan_files
@@ -25,8 +26,12 @@ LOG = """\
 [0] I1120 11:49:34.000000  6374 solver.cpp:312] Iteration 2, loss = 1.25
 [0] I1120 11:49:34.000000  6374 sgd_solver.cpp:219] Iteration 2, lr = 0.1
 [0] I1120 11:49:35.000000  6374 solver.cpp:312] Iteration 4, lo"""
-_FINISHED = {"seconds": 3, "images_per_s": 1234.5, "loss": 0.25}
-EVALUATED: Event = ("evaluated", {"outputs": {"loss3/top-1": 0.75}, "log": "x"})
+_LAUNCHED: dict[str, object] = {
+    **{"host": HERE, "stamp": None, "needed": {}, "arguments": [], "hosts": [], "job": "", "restarts": 0},
+    **{"weights": {}, "starts_from": None, "resumed": None},
+}
+_FINISHED = {"seconds": 3, "images_per_s": 1234.5, "loss": 0.25, "needed": {}}
+EVALUATED: Event = ("evaluated", {"phase": "last", "outputs": {"loss3/top-1": 0.75}, "log": "x"})
 
 
 def write_run(root: Path, recipe: Path, *events: Event, log: str = "", number: int = 1) -> Path:
@@ -52,10 +57,18 @@ def started(pid: int = NO_PID, host: str = HERE, **more: object) -> Event:
     return "started", {"pid": pid, "host": host, **more}
 
 
-def launched(phase: str = "init", attempt: int = 1, run: str = "small-1") -> Event:
+def launched(phase: str = "init", attempt: int = 1, run: str = "small-1", **more: object) -> Event:
     """Return the event of a launch."""
-    log = f"runs/{run}/logs/{phase}-{attempt}.log"
-    return "launched", {"phase": phase, "attempt": attempt, "log": log, "host": HERE, "stamp": None}
+    log, name = f"runs/{run}/logs/{phase}-{attempt}.log", f"0123456789abcdef/{phase}-{attempt}"
+    return "launched", {"phase": phase, "attempt": attempt, "log": log, "id": name, **_LAUNCHED, **more}
+
+
+def launch_of(phase: str = "init", attempt: int = 1, **more: object) -> Launch:
+    """Return a launch, at the beginning of time."""
+    name, details = launched(phase, attempt, "small-1", **more)
+    launch = decode_event(name, details, 0.0)
+    assert isinstance(launch, Launch)
+    return launch
 
 
 def finished(phase: str) -> Event:
@@ -63,6 +76,11 @@ def finished(phase: str) -> Event:
     snapshot = f"runs/small-1/snapshots/{phase}.caffemodel"
     sha256 = hashlib.sha256(phase.encode()).hexdigest()
     return "finished", {"phase": phase, "snapshot": snapshot, "sha256": sha256, **_FINISHED}
+
+
+def interrupted(signal: str = "SIGINT", seconds: float = 0.0) -> Event:
+    """Return the event of a run that was stopped before the end of a training."""
+    return "interrupted", {"signal": signal, "trained": False, "seconds": seconds}
 
 
 def failed(phase: str, reason: str) -> Event:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,17 +87,6 @@ def test_a_finished_run_is_finished_only_while_every_end_is_what_it_was(branched
     (branched.root / KEPT / "side_iter_4.caffemodel").write_bytes(b"spoilt")
     with pytest.raises(WeightsError, match="no longer the snapshot that phase side finished with"):
         branched.run()
-
-
-def test_a_journal_older_than_branches_gives_the_result_of_its_last_phase(place: Place) -> None:
-    place.begin()
-    journal = place.root / "runs/small-1/journal.jsonl"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert lines[-1].pop("phase") == "last"
-    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert place.state().evaluations == {"last": OUTPUTS}
-    place.run()
-    assert len(place.events()) == len(lines)
 
 
 def test_attach_and_status_show_the_end_of_each_branch(branched: Place) -> None:

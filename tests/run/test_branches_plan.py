@@ -16,6 +16,7 @@ from caffe_recipes.run.events import Finish, Launch, RunState
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.plan import plan_chain
 from tests.run.conftest import Place
+from tests.run.recorded_run import launch_of, launched
 from tests.run.several_hosts import connect
 
 LAST = "  - {name: last, net: train_val_noaug,"
@@ -52,7 +53,7 @@ def phases(plan: BranchPlan) -> tuple[list[str], list[str]]:
 
 
 def done(*phases: str) -> dict[str, Finish]:
-    return {phase: Finish(phase, f"{phase}.caffemodel", "0", 1.0, None, None) for phase in phases}
+    return {phase: Finish(phase, f"{phase}.caffemodel", "0", 1.0, None, None, {}) for phase in phases}
 
 
 @contextmanager
@@ -63,9 +64,8 @@ def left(place: Place, phase: str, *hosts: str) -> Iterator[Launch]:
     log = beside / f"logs/{phase}-1.log"
     with log.open("w") as output:
         process = subprocess.Popen(["sleep", "60"], stdout=output, start_new_session=True)
-    launch = {"phase": phase, "attempt": 1, "log": str(log.relative_to(place.root)), "host": "here"}
     journal = Journal(beside / "journal.jsonl", create=True)
-    journal.write("launched", **launch, stamp=None, hosts=list(hosts))
+    journal.write("launched", **launched(phase, log=str(log.relative_to(place.root)), hosts=list(hosts))[1])
     found = journal.state().launch
     journal.close()
     assert found is not None
@@ -104,8 +104,7 @@ def test_a_branch_begun_side_by_side_stays_one_with_its_descendants(graph: Place
 
 
 def test_a_branch_begun_by_the_main_line_stays_in_it_and_comes_first(graph: Place) -> None:
-    launch = Launch("late", 1, "runs/small-1/logs/late-1.log", "here", None, 0.0)
-    state = RunState(finished=done("init"), attempts={"init": 1, "late": 1}, launch=launch)
+    state = RunState(finished=done("init"), attempts={"init": 1, "late": 1}, launch=launch_of("late"))
     _, plan = planned(graph, "a", "b", state=state)
     assert phases(plan) == (["init", "late", "cyc1", "last"], ["side", "deep"])
 

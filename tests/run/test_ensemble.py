@@ -30,6 +30,7 @@ from caffe_recipes.run.ensemble import (
     measure_ensemble,
     render_ensemble,
 )
+from caffe_recipes.run.events import Finish
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.plan import plan_files
 from tests.extras import needs_engine
@@ -105,8 +106,7 @@ def finish_run(root: Path, models: dict[str, Path], number: int = 1) -> Path:
         snapshot = f"runs/{folder.name}/snapshots/{phase}_iter_4.caffemodel"
         (root / snapshot).write_bytes(model.read_bytes())
         sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
-        details = {"seconds": 1.0, "images_per_s": None, "loss": 0.5}
-        journal.write("finished", phase=phase, snapshot=snapshot, sha256=sha256, **details)
+        journal.append(Finish(phase, snapshot, sha256, 1.0, None, 0.5, {}))
     journal.close()
     return folder
 

@@ -20,7 +20,9 @@ def finished(recipe: Recipe, *left_out: str) -> RunState:
     """Return the state of a run whose phases have finished, but for those that are named."""
     names = [phase.name for phase in recipe.phases if phase.name not in left_out]
     return RunState(
-        finished={name: Finish(name, f"{name}.caffemodel", _digest_of(name), 1, None, None) for name in names}
+        finished={
+            name: Finish(name, f"{name}.caffemodel", _digest_of(name), 1, None, None, {}) for name in names
+        }
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.events import decode_event, describe_event
+from tests.run.recorded_run import launch_of
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -13,19 +14,10 @@ if TYPE_CHECKING:
 
 def test_a_launch_that_resumes_is_reported_with_its_checkpoint(place: Place) -> None:
     recipe = load_recipe(place.recipe)
-    details = {
-        "phase": "init",
-        "attempt": 2,
-        "log": "runs/small-1/logs/init-2.log",
-        "host": "n1",
-        "stamp": None,
-        "arguments": ["train", "--snapshot=/a b/x_iter_6.solverstate"],
-    }
-    launched = decode_event("launched", details, 0.0)
+    launched = launch_of(attempt=2, resumed=6)
     assert describe_event(launched, recipe, "runs/small-1") == "init: 2 iterations from the checkpoint at 6"
     branched = decode_event("branched", {"phase": "last", "folder": "", "hosts": ["n3", "n4"]}, 0.0)
     line = "last: branch on n3, n4; log: runs/small-1/branches/last/logs"
     assert describe_event(branched, recipe, "runs/small-1") == line
-    details["arguments"] = ["train", "--solver=/a_iter_6.solverstate"]
-    launched = decode_event("launched", details, 0.0)
+    launched = launch_of(attempt=2)
     assert describe_event(launched, recipe, "runs/small-1") == "init: 8 iterations from the nets' fillers"

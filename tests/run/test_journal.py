@@ -8,8 +8,7 @@ import os
 import resource
 import stat
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import IO
 
@@ -18,16 +17,9 @@ import pytest
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.events import Notice, RunState, StateDraft
 from caffe_recipes.run.journal import Journal, JournalError, find_open_launches, fold_journal, load_journal
+from tests.run.recorded_run import finished, interrupted, launched
 
-LAUNCH = {"phase": "init", "attempt": 1, "log": "init-1.log", "host": "login1", "stamp": None}
-FINISH = {
-    "phase": "init",
-    "snapshot": "init.caffemodel",
-    "sha256": "0" * 64,
-    "seconds": 2.5,
-    "images_per_s": None,
-    "loss": 0.5,
-}
+LAUNCH, FINISH = launched()[1], finished("init")[1]
 
 
 def open_journal(folder: Path) -> Journal:
@@ -40,6 +32,7 @@ def test_each_event_is_a_line_of_json_with_the_time_in_utc(tmp_path: Path) -> No
     journal.close()
     line = json.loads((tmp_path / "journal.jsonl").read_text())
     assert line == {
+        "format": 1,
         "time": "2001-09-09T01:46:40.250+00:00",
         "event": "staged",
         "lmdb": "/tmp/größe",
@@ -56,15 +49,15 @@ def test_the_state_is_a_fold_over_the_events(tmp_path: Path) -> None:
     assert (running.pid, running.launch.time_s, running.attempts) == (7, 1_000_000_000.25, {"init": 1})
     journal.write("failed", reason="hosts: one is down")
     assert journal.state().launch is not None
-    journal.write("interrupted", signal="SIGINT")
+    journal.write("interrupted", signal="SIGINT", trained=False, seconds=0.0)
     assert journal.state().launch is None
     journal.write("launched", **{**LAUNCH, "attempt": 2})
     journal.write("finished", **FINISH)
-    journal.write("evaluated", outputs={"top-1": 0.5}, log="evaluation-1.log")
+    journal.write("evaluated", phase="init", outputs={"top-1": 0.5}, log="evaluation-1.log")
     state = journal.state()
     journal.close()
     assert (state.launch, state.attempts, state.outputs) == (None, {"init": 2}, {"top-1": 0.5})
-    assert state.finished["init"].loss == 0.5
+    assert state.finished["init"].loss == 0.25
 
 
 def test_events_that_only_people_read_do_not_change_the_state(tmp_path: Path) -> None:
@@ -101,16 +94,45 @@ def test_a_torn_line_is_not_read_and_gives_way_to_the_next(tmp_path: Path, torn:
         '{"event": "started"}',
         '{"time": 5, "event": "started"}',
         '{"time": "2026-11-20T12:00:00+00:00", "event": "launched", "phase": "init"}',
-        '{"time": "2026-11-20T12:00:00+00:00", "event": "evaluated", "outputs": 3}',
-        '{"time": "2026-11-20T12:00:00+00:00", "event": "evaluated", "outputs": {"a": null}}',
+        '{"time": "2026-11-20T12:00:00+00:00", "event": "evaluated", "phase": "", "log": "", "outputs": 3}',
+        '{"time": "2026-11-20T12:00:00+00:00", "event": "retrying", "number": "x", "retries": 1}',
+        '{"time": "2026-11-20T12:00:00+00:00", "event": "retrying", "number": 1, "retries": 1, "by": 2}',
+        '{"time": "2026-11-20T12:00:00+00:00", "event": "foreseen"}',
         '{"time": "2026-11-20T12:00:00+00:00", "event": ["started"]}',
         "[" * 100_000,
     ],
 )
 def test_a_whole_line_that_no_journal_holds_is_named(line: str) -> None:
-    good = '{"time": "2026-11-20T12:00:00+00:00", "event": "created"}\n'
+    good = '{"format": 1, "time": "2026-11-20T12:00:00+00:00", "event": "built", "lmdbs": []}\n'
     with pytest.raises(JournalError, match=r"^journal.jsonl:2: is not a journal line; .*--new"):
         fold_journal(f"{good}{line}\n", "journal.jsonl")
+
+
+@pytest.mark.parametrize("number", ['"format": 2, ', ""])
+def test_a_journal_of_another_format_is_not_read_and_says_so(tmp_path: Path, number: str) -> None:
+    with closing(open_journal(tmp_path)) as journal:
+        journal.write("built", lmdbs=["x"])
+    path = tmp_path / "journal.jsonl"
+    path.write_text(path.read_text().replace('"format": 1, ', number))
+    seen = "format 2" if number else "no format number"
+    with pytest.raises(JournalError) as caught:
+        load_journal(path)
+    what = f"written by another version of caffe-recipes ({seen}; this version reads format 1)"
+    assert str(caught.value) == f"{path}: {what}; start over with --new"
+
+
+def test_a_torn_first_line_gives_way_to_one_with_the_format(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"format": 1, "time": "2026')
+    assert load_journal(path) == RunState()
+    with closing(open_journal(tmp_path)) as journal:
+        assert journal.state() == RunState()
+        journal.write("started", pid=7, host="login1")
+        journal.write("started", pid=8, host="login1")
+        assert journal.state().pid == 8
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert (next(iter(first)), first["format"], "format" in second) == ("format", 1, False)
+    assert load_journal(path).pid == 8
 
 
 def test_a_journal_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
@@ -125,8 +147,6 @@ def test_a_journal_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_nobody_else_can_open_what_a_journal_is_locked_by(tmp_path: Path) -> None:
-    open_journal(tmp_path).close()
-    (tmp_path / "journal.lock").chmod(0o666)
     with closing(open_journal(tmp_path)):
         assert stat.S_IMODE((tmp_path / "journal.lock").stat().st_mode) == 0o600
 
@@ -140,35 +160,6 @@ def test_a_reader_of_a_journal_cannot_keep_a_run_from_resuming(tmp_path: Path) -
             with pytest.raises(InputError, match=r"is in use by process \d+ on "):
                 open_journal(tmp_path)
         assert journal.state().pid == os.getpid()
-
-
-def test_a_reader_that_locks_a_new_journal_cannot_keep_the_run_from_starting(tmp_path: Path) -> None:
-    class Raced(Journal):
-        """A journal that a reader locks between its creation and our lock."""
-
-        def _acquire_lock(self, busy: Callable[[], InputError], hint: str, *words: bool) -> int:
-            fcntl.flock(theirs.enter_context(self.path.open("rb")), fcntl.LOCK_SH)
-            return super()._acquire_lock(busy, hint, *words)
-
-    with ExitStack() as theirs, closing(Raced(tmp_path / "journal.jsonl", create=True)) as journal:
-        journal.write("started", pid=os.getpid(), host="here")
-        with pytest.raises(InputError, match=rf"is in use by process {os.getpid()} on here"):
-            open_journal(tmp_path)
-
-
-def test_a_program_of_an_earlier_version_that_carries_on_a_run_is_seen(tmp_path: Path) -> None:
-    """It locked the journal itself."""
-    path = tmp_path / "journal.jsonl"
-    path.write_text('{"time": "2026-11-20T12:00:00+00:00", "event": "started", "pid": 7, "host": "login1"}\n')
-    with path.open("rb+") as theirs:
-        fcntl.flock(theirs, fcntl.LOCK_EX)
-        for _ in range(2):
-            with pytest.raises(InputError, match="is in use by process 7 on login1"):
-                open_journal(tmp_path)
-    with closing(open_journal(tmp_path)) as journal, path.open("rb+") as theirs:
-        journal.write("started", pid=os.getpid(), host="here")
-        with pytest.raises(BlockingIOError):  # nor does it start beside this one
-            fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_journal_s_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -219,7 +210,7 @@ def test_lines_that_several_threads_append_are_all_whole(tmp_path: Path) -> None
 
         def work() -> None:
             for _ in range(20):
-                journal.write("staged", hosts=["n"] * 50)
+                journal.write("built", lmdbs=["n"] * 50)
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -273,7 +264,7 @@ def test_a_disk_that_is_full_for_four_seconds_is_waited_for(tmp_path: Path) -> N
             disk.is_full = sum(waited) < 4
 
         journal._file, journal._pause = disk, pause  # type: ignore[assignment]
-        journal.write("created", id="a")
+        journal.write("created", recipe="small", id="a")
         assert journal.state().id == "a"
         assert sum(waited) == 4
 
@@ -281,7 +272,7 @@ def test_a_disk_that_is_full_for_four_seconds_is_waited_for(tmp_path: Path) -> N
 def fold(*events: tuple[str, dict[str, object]]) -> RunState:
     time = "2001-09-09T01:46:40.250+00:00"
     lines = [json.dumps({"time": time, "event": event, **fields}) for event, fields in events]
-    return fold_journal("".join(f"{line}\n" for line in lines), "journal.jsonl")
+    return fold_journal("".join(f"{line}\n" for line in lines), "journal.jsonl", RunState())
 
 
 def checkpointed(iteration: int) -> tuple[str, dict[str, object]]:
@@ -304,13 +295,13 @@ def test_a_draft_has_each_field_of_a_state() -> None:
 def test_a_state_that_was_handed_out_does_not_change() -> None:
     events: list[tuple[str, dict[str, object]]] = [
         ("started", {"pid": 7, "host": "login1", "job": "12"}),
-        ("launched", {**LAUNCH, "hosts": ["n1"], "weights": {"a": "0"}}),
+        launched(hosts=["n1"], weights={"a": "0"}),
         checkpointed(10),
-        ("branched", {"phase": "side", "folder": "x"}),
-        ("failed", {"phase": "init", "seconds": 3.0}),
-        ("launched", {**LAUNCH, "attempt": 2, "hosts": ["n2"], "weights": {"a": "1", "b": "1"}}),
-        ("finished", FINISH),
-        ("evaluated", {"phase": "init", "outputs": {"top-1": 0.5}}),
+        ("branched", {"phase": "side", "folder": "x", "hosts": []}),
+        ("failed", {"phase": "init", "reason": "x", "seconds": 3.0}),
+        launched(attempt=2, hosts=["n2"], weights={"a": "1", "b": "1"}),
+        finished("init"),
+        ("evaluated", {"phase": "init", "outputs": {"top-1": 0.5}, "log": "x"}),
         ("started", {"pid": 8, "host": "login1", "job": "13"}),
     ]
     states = [fold(*events[:number]) for number in range(len(events) + 1)]
@@ -333,26 +324,17 @@ def test_a_checkpoint_reported_twice_drops_no_other() -> None:
 
 
 def test_launches_that_did_not_finish_their_phase_are_counted() -> None:
-    launched = ("launched", LAUNCH)
     failed = ("failed", {"phase": "init", "reason": "x", "seconds": 2.5})
-    state = fold(launched, failed, launched, ("interrupted", {"signal": "SIGINT", "seconds": 4.0}))
+    state = fold(launched(), failed, launched(), interrupted(seconds=4.0))
     assert state.spent == {"init": 6.5}
     # A training that has ended is judged, and counted, by the run that resumes.
     trained = ("interrupted", {"signal": "SIGINT", "trained": True, "seconds": 4.0})
-    assert fold(launched, trained).spent == {}
-    # Journals of earlier versions do not have it.
-    assert fold(launched, ("failed", {"phase": "init", "reason": "x"})).spent == {}
+    assert fold(launched(), trained).spent == {}
 
 
-def test_a_remark_or_an_event_of_a_later_version_changes_nothing() -> None:
-    launched = ("launched", LAUNCH)
+def test_a_remark_changes_nothing() -> None:
     remark: tuple[str, dict[str, object]] = ("notice", {"message": "waiting for n1", "phase": "init"})
-    assert fold(launched, remark, ("foreseen", {"by": 1})) == fold(launched)
-
-
-def test_fields_of_a_later_version_are_ignored() -> None:
-    later = ("launched", {**LAUNCH, "colour": "blue"})
-    assert fold(later) == fold(("launched", LAUNCH))
+    assert fold(launched(), remark) == fold(launched())
 
 
 @pytest.mark.parametrize("wrong", [{"pid": [1]}, {"pid": None}, {"host": 7, "restarts": "two"}])

@@ -17,7 +17,7 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.branches import on_hosts
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import LaunchFailed, Policy, Run, RunOptions, Setting, Spares, find_setting
-from caffe_recipes.run.events import Event
+from caffe_recipes.run.events import Event, Failed, Notice
 from caffe_recipes.run.recovery import recover, replace_hosts
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from tests.run.conftest import Place
@@ -137,8 +137,8 @@ def test_if_no_spare_answers_each_is_named_with_its_error(place: Place) -> None:
     ]
     assert messages[2:] == notices
     assert journal[1:] == [
-        *({"event": "notice", "message": message} for message in notices),
-        {"event": "failed", "reason": what, "host": "n1"},
+        *({"event": Notice.name, **Notice(message).details()} for message in notices),
+        {"event": Failed.name, **Failed(what, host="n1").details()},
     ]
 
 

@@ -96,7 +96,7 @@ def test_a_finished_run_whose_model_is_missing_is_an_error(place: Place) -> None
 def test_an_emptied_journal_does_not_train_over_what_is_finished(place: Place) -> None:
     place.begin()
     (place.root / "runs/small-1/journal.jsonl").write_text("")
-    with pytest.raises(InputError, match="is empty, but the run has snapshots"):
+    with pytest.raises(InputError, match="is empty; restore it"):
         place.run()
     assert place.trained() == ["init", "cyc1", "last"]
 

@@ -148,8 +148,10 @@ def test_a_trainer_started_on_another_machine_is_not_doubled(place: Place) -> No
     place.behave(init="ends-early")
     place.call()
     journal = place.root / "runs/small-1/journal.jsonl"
-    launched = next(line for line in journal.read_text().splitlines() if '"launched"' in line)
-    journal.write_text(launched.replace(f'"host": "{os.uname().nodename}"', '"host": "login7"') + "\n")
+    created, *lines = journal.read_text().splitlines()
+    launched = next(line for line in lines if '"launched"' in line)
+    moved = launched.replace(f'"host": "{os.uname().nodename}"', '"host": "login7"')
+    journal.write_text(f"{created}\n{moved}\n")
     with pytest.raises(InputError, match="phase init was started on login7, and its outcome is unknown"):
         place.run()
 

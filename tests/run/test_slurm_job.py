@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,8 @@ from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.cluster.slurm_queries import NoCommand, SchedulerAway
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.events import Launch, RunState
+from caffe_recipes.run.events import Launch, RunStarted, RunState
+from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.slurm_job import (
     JobStart,
     TimeOver,
@@ -28,6 +28,7 @@ from caffe_recipes.run.slurm_job import (
     this_job,
     wait_for_slurm,
 )
+from tests.run.recorded_run import launch_of
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -36,8 +37,7 @@ FOLDER = Path("runs/small-1")
 
 
 def launch(job: str = "", restarts: int = 0, host: str = "c9", hosts: tuple[str, ...] = ("c9",)) -> Launch:
-    log = "runs/small-1/logs/init-1.log"
-    return Launch("init", 1, log, host, None, 0, hosts=hosts, job=job, restarts=restarts)
+    return launch_of(host=host, hosts=hosts, job=job, restarts=restarts)
 
 
 def nothing(number: int) -> Iterable[Job]:
@@ -179,12 +179,11 @@ def leave_launch(place: Place, left: Launch) -> None:
     """Leave a run whose phase `init` was launched elsewhere, with an unknown outcome."""
     place.behave(init="ends-early")
     place.call()
-    journal = place.root / "runs/small-1/journal.jsonl"
-    started = {"event": "started", "pid": 1, "host": left.host, "job": left.job, "restarts": left.restarts}
-    launched = {"event": "launched", **asdict(left)}
-    del launched["time_s"]
-    lines = ({"time": "2026-11-20T12:00:00.000+00:00", **event} for event in (started, launched))
-    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    path = place.root / "runs/small-1/journal.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    with closing(Journal(path)) as journal:
+        journal.append(RunStarted(1, left.host, left.job, left.restarts))
+        journal.append(left)
     place.behave()
 
 
@@ -213,12 +212,11 @@ def test_on_a_node_of_rank_0_that_is_ours_again_what_it_left_is_judged(
     assert "init: the trainer of a killed run has since ended" in place.output.getvalue()
 
 
-def test_outside_a_job_the_journal_mentions_no_job(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_job_no_job_is_journaled(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     place.run(until="init")
     started = next(event for event in place.events() if event["event"] == "started")
-    assert started.keys() == {"time", "event", "pid", "host"}
-    assert started["pid"] == os.getpid()
+    assert (started["pid"], started["job"]) == (os.getpid(), "")
 
 
 STARTED = "Slurm has just started and is waiting for its nodes"

@@ -92,7 +92,7 @@ class Records:
         for number in range(3):
             self.file(number).write_bytes(bytes(7))
         self.manifest = folder / "train.manifest.json"
-        known = {"records": 9, "shards": 3, "seed": 1, "prefix": "train", "classes": ["a", "b"]}
+        known = {"format": 1, "records": 9, "shards": 3, "seed": 1, "prefix": "train", "classes": ["a", "b"]}
         self.manifest.write_text(json.dumps(known | {"sizes_bytes": [7, 7, 7]}))
 
     def file(self, number: int) -> Path:
@@ -182,7 +182,9 @@ def test_records_that_are_missing_truncated_or_of_another_count_are_refused(reco
     assert "train-00002-of-00003: 6 bytes, not 7, on " in records.refuse()
     records.file(2).unlink()
     assert "train-00002-of-00003: missing on " in records.refuse()
-    records.manifest.write_text("{}")
+    records.manifest.write_text('{"format": 1}')
     assert "not a manifest of TFRecords" in records.refuse()
+    records.manifest.write_text('{"format": 2}')
+    assert "written by another version of caffe-recipes" in records.refuse()
     records.manifest.unlink()
     assert "manifest.json: cannot be read: No such file" in records.refuse()

@@ -110,7 +110,7 @@ make_set() {
     case $1 in 'data.mdb '*) return ;; esac
     make_folder
     if read_stamp && [ "$new" = 0 ]; then return; fi
-    read_stamp || ! exists "$stamp" || refuse "has a stamp that is not ours"
+    owns_stamp || ! exists "$stamp" || refuse "has a stamp that is not ours"
     message=$(write_stamp "$((made + new)) - - - -" 2>&1) || refuse "$message"
 }
 

@@ -31,6 +31,7 @@ from caffe_recipes.cluster.hosts import Answer, ask_all
 from caffe_recipes.cluster.remote import NodeRefusal, call_to_end, seconds_for, unreadable
 from caffe_recipes.cluster.staging.relay import DATA, digest_of
 from caffe_recipes.errors import ClusterError, DataError, InputError
+from caffe_recipes.file_format import FORMAT
 from caffe_recipes.files import lock, private_cache, read_within, reading, write_cache_file
 from caffe_recipes.wording import describe_count
 
@@ -341,7 +342,7 @@ def load_digest(source: SourceFile, cache: Path) -> str | None:
         known = _load_cached("manifests", source.data, cache)
     except (OSError, ValueError):
         return None
-    if not isinstance(known, dict) or {**known, "digest": ""} != _identity(source, ""):
+    if {**known, "digest": ""} != _identity(source, ""):
         return None
     return str(known["digest"])
 
@@ -406,9 +407,9 @@ def load_copies(lmdb: str, cache: Path) -> dict[str, Copy]:
     The cache is ignored if other users can write to it.
     """
     try:
-        known = _load_cached("copies", lmdb, cache)
+        known = _load_cached("copies", lmdb, cache)["copies"]
         return {str(host): Copy(str(stamp), str(digest)) for host, (stamp, digest) in known.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
@@ -416,19 +417,22 @@ def save_copies(lmdb: str, found: Mapping[str, Copy], cache: Path) -> None:
     """Add copies to the cache; the hosts that have an LMDB share one file."""
     with _SAVING, contextlib.suppress(OSError):  # without a cache they are hashed again next time
         copies = {**load_copies(lmdb, cache), **found}
-        _save_cached("copies", lmdb, copies, cache)
+        _save_cached("copies", lmdb, {"copies": copies}, cache)
 
 
 Kind = Literal["manifests", "copies"]
 
 
-def _load_cached(kind: Kind, path: str | Path, cache: Path) -> Any:  # noqa: ANN401 - JSON
-    """Return the value that is cached for a path. Raises OSError or ValueError if there is none."""
-    return json.loads(read_within(_cached_file(kind, path, cache), "json-bytes"))
+def _load_cached(kind: Kind, path: str | Path, cache: Path) -> dict[str, Any]:
+    """Return the values that are cached for a path. Raises OSError or ValueError if there are none."""
+    values = json.loads(read_within(_cached_file(kind, path, cache), "json-bytes"))
+    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        raise ValueError("written by another version")
+    return values
 
 
-def _save_cached(kind: Kind, path: str | Path, value: object, cache: Path) -> None:
-    write_cache_file(_cached_file(kind, path, cache), json.dumps(value))
+def _save_cached(kind: Kind, path: str | Path, values: Mapping[str, object], cache: Path) -> None:
+    write_cache_file(_cached_file(kind, path, cache), json.dumps({"format": FORMAT, **values}))
 
 
 def _cached_file(kind: Kind, path: str | Path, cache: Path) -> Path:

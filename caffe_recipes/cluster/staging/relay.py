@@ -18,10 +18,11 @@ Python:
     split -b 16M --filter='sha256sum | cut -c 1-64' data.mdb | sha256sum
 
 **The stamp** beside a staged file proves that the file is ours and complete. It is one line, `caffe-recipes-1
-MADE DIGEST BYTES MTIME INODE`: the number of folders that staging made, and the state of the file when it was
-verified. A file that still has this size, mtime and inode, in a folder where nobody else can write, is not
-hashed again. During a copy, the last four words are `-`; only the digest is `-` if run.sh copied a source
-whose digest was unknown. `node.sh` reads and writes the same line.
+MADE DIGEST BYTES MTIME INODE`: the format number, the number of folders that staging made, and the state of
+the file when it was verified. A file that still has this size, mtime and inode, in a folder where nobody else
+can write, is not hashed again. During a copy, the last four words are `-`; only the digest is `-` if run.sh
+copied a source whose digest was unknown. `node.sh` reads and writes the same line. A stamp of another format
+counts as absent.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from caffe_recipes.file_format import FORMAT
 from caffe_recipes.files import try_lock, wait_until_read
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ def hasher_count() -> int:
 
 DATA = "data.mdb"
 STAMP = ".caffe-recipes-staged"
-_FORMAT = "caffe-recipes-1"
+_FORMAT = f"caffe-recipes-{FORMAT}"
 
 
 def parse_folders_made(stamp: str) -> int | None:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.remote import call_to_end, unreadable
 from caffe_recipes.errors import InputError
+from caffe_recipes.file_format import take_format
 from caffe_recipes.files import open_file, too_large
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
@@ -283,10 +284,13 @@ def load_frozen(files: RunFiles, folder: str) -> AnyRecipe:
     try:
         if piece is None:
             raise ValueError("no such file")
-        return thaw_recipe(json.loads(piece.data))
+        values = json.loads(piece.data)
+        if isinstance(values, dict):
+            take_format(values, path, "start over with --new")
+        return thaw_recipe(values)
     except (ValidationError, ValueError, RecursionError) as error:
         what = "no such file" if piece is None else f"is not the recipe of a run: {_first_error(error)}"
-        raise InputError(path, what, "use the version of caffe-recipes that started the run") from None
+        raise InputError(path, what, "restore it, or start over with --new") from None
 
 
 def name_recipe(given: str) -> str:

@@ -253,7 +253,8 @@ class ShownRun:
 
     def _read_journal(self, piece: FilePiece) -> bool:
         whole = piece.data[: piece.data.rfind(b"\n") + 1]
-        events = read_events(whole.decode(errors="replace"), f"{self.path}/{JOURNAL}")
+        text, where = whole.decode(errors="replace"), f"{self.path}/{JOURNAL}"
+        events = read_events(text, where, is_start=self._journal_bytes == 0)
         # The events of earlier processes are only summarized.
         starts = [index for index, (_, event) in enumerate(events) if isinstance(event, RunStarted)]
         first = starts[-1] if starts and not self._journal_bytes else 0

@@ -36,7 +36,7 @@ from caffe_recipes.run.monitor.follow import (
     StatusOptions,
     open_runs,
 )
-from caffe_recipes.run.plan import find_step, find_trainer
+from caffe_recipes.run.plan import find_step
 from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
@@ -234,8 +234,7 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> RunStatus:
         shown.update(snapshot.pieces, live=False)
         if shown.beside:  # each has its own journal, which names its log
             shown.update(files.read(shown.requests()).pieces, live=False)
-        suffix = find_trainer(shown.recipe).model_suffix
-        if shown.last_s is None and files.names(f"{path}/snapshots", suffix):
+        if shown.last_s is None:
             raise empty_journal_error(f"{path}/{JOURNAL}")
     except CaffeRecipesError as error:
         return RunStatus(name, recipe, unreadable=error)

@@ -60,8 +60,7 @@ def judge_launches(view: NodeView) -> list[HostProblem]:
 
     On this machine they are only a warning, since it may train several recipes; their processes are named.
     """
-    launch = view.state.launch
-    ours = {view.state.id or (launch.id.partition("/")[0] if launch else "")}
+    ours = {view.state.id}
     ours |= {name_branch(view.state.id, phase) for phase in view.state.branches}
     local = {host.name for host in view.setting.hosts if host.is_local}
     problems: list[HostProblem] = []

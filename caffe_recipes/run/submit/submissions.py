@@ -31,10 +31,7 @@ from caffe_recipes.run.monitor.files import HostFiles, LocalFiles, ReadRequest, 
 SUFFIX = ".submissions.jsonl"
 Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
 _FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster", "excluded")
-_HINT = "fix it, or move it away once no job of the recipe is pending or running"
-
-
-_EXCLUDE = "--exclude="
+_HINT = "move it away once no job of the recipe is pending or running"
 
 
 @dataclass(frozen=True)
@@ -98,10 +95,6 @@ def _fold(
     """Add an event to the submissions found so far, by name; raises ValueError for one that cannot be."""
     if event == "submitting":
         submission = _SUBMISSION.validate_python({**fields, "time_s": time_s})
-        if "excluded" not in fields:  # earlier versions kept them only in the argv
-            given = next((word for word in submission.argv if word.startswith(_EXCLUDE)), _EXCLUDE)
-            excluded = tuple(filter(None, given.removeprefix(_EXCLUDE).split(",")))
-            submission = replace(submission, excluded=excluded)
     elif event in ("submitted", "refused", "cancelled"):
         known = {key: fields[key] for key in ("reason", "cluster") if key in fields}
         if event == "submitted":
@@ -109,7 +102,7 @@ def _fold(
         before = found[fields["name"]]
         submission = _SUBMISSION.validate_python({**asdict(before), **known, "outcome": event})
     else:
-        return found
+        raise ValueError(f"not an event of a submission: {event!r}")
     # Slurm is asked about all jobs at once, so one that it cannot know would hide the others.
     if not (submission.name + submission.cluster).isprintable() or not 0 < (submission.job_id or 1) < _NO_JOB:
         raise ValueError(f"not a job of Slurm: {submission.name!r}")
@@ -160,7 +153,7 @@ class SubmissionJournal(JournalFile):
             path,
             clock,
             lambda: InputError(path, "another submit or cancel of this recipe is running", "wait for it"),
-            hint=_HINT,
+            hint=f"fix it, or {_HINT}",
             after_room="run the same command again: it first checks what was submitted",
             create=True,
         )

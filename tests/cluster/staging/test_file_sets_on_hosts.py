@@ -47,7 +47,7 @@ class Records:
         made = {"records": 90, "shards": FILES, "seed": 1, "prefix": "train", "classes": None, "plan": ""}
         made["sizes_bytes"] = [file_bytes] * FILES
         made["digests"] = [digest_of(self.source / name) for name in NAMES]
-        (folder / "made/train.manifest.json").write_text(json.dumps(made))
+        (folder / "made/train.manifest.json").write_text(json.dumps({"format": 1, **made}))
         known = yaml.safe_load(shipped_recipes()["tf-digits-local"].file.read_text("utf-8"))
         known["cluster"] |= {"nodes": NODES, "batch_per_rank": 5}
         known["tensorflow"]["flags"] = {"file_groups": NODES}

@@ -75,7 +75,7 @@ def test_a_large_recipe_of_a_run_is_refused(
     files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = tmp_path / "recipe.json"
-    frozen.write_text(json.dumps(freeze_recipe(load_recipe("digits-local"))))
+    frozen.write_text(json.dumps({"format": 1, **freeze_recipe(load_recipe("digits-local"))}))
     size = frozen.stat().st_size
     monkeypatch.setenv(LIMITS_VARIABLE, f"json-bytes={size}")
     assert load_frozen(files, str(tmp_path)).name == "digits-local"

@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,14 +25,11 @@ from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.files import FilePiece
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, ShownRun, attach
+from tests.run.recorded_run import EVALUATED, HERE, Event, finished, interrupted, launched, started
 from tests.stand_in_host import StandInHost, answer_call
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
-
-HERE = socket.gethostname()
-Event = tuple[str, dict[str, object]]
-FINISHED = {"sha256": "0" * 64, "seconds": 3, "images_per_s": 1234.5, "loss": 0.25}
 
 
 class Watcher:
@@ -74,20 +70,6 @@ def make_run(place: Place, *events: Event, log: str = "") -> Path:
     return folder
 
 
-def started(pid: int = 2**22 + 1, host: str = HERE) -> Event:
-    return "started", {"pid": pid, "host": host}
-
-
-def launched(phase: str = "init", attempt: int = 1) -> Event:
-    log = f"runs/small-1/logs/{phase}-{attempt}.log"
-    return "launched", {"phase": phase, "attempt": attempt, "log": log, "host": HERE, "stamp": None}
-
-
-def finished(phase: str) -> Event:
-    return "finished", {"phase": phase, "snapshot": f"runs/small-1/snapshots/{phase}.caffemodel", **FINISHED}
-
-
-EVALUATED: Event = ("evaluated", {"outputs": {"loss3/top-1": 0.75}, "log": "x"})
 WHOLE = (started(), launched(), finished("init"), finished("cyc1"), finished("last"), EVALUATED)
 LOG = """\
 [0] I1120 11:49:33.000000  6374 solver.cpp:312] Iteration 0, loss = 2.5
@@ -141,7 +123,8 @@ def test_attach_writes_and_locks_nothing(place: Place) -> None:
 
 @pytest.mark.parametrize("on", [None, "localhost"])
 def test_attach_once_prints_the_state_of_a_run(place: Place, on: str | None) -> None:
-    folder = make_run(place, started(), launched(), finished("init"), launched("cyc1"))
+    start = "runs/small-1/snapshots/small_init_iter_8.caffemodel"
+    folder = make_run(place, started(), launched(), finished("init"), launched("cyc1", starts_from=start))
     (folder / "logs" / "cyc1-1.log").write_text(LOG)
     journal = folder / "journal.jsonl"
     journal.write_text(journal.read_text().replace(str(2**22 + 1), str(os.getpid())))
@@ -150,7 +133,7 @@ def test_attach_once_prints_the_state_of_a_run(place: Place, on: str | None) -> 
     assert output.splitlines()[1:] == [
         "init: 8 iterations from the nets' fillers",
         "init: finished in 3 s, 1,234 images/s; runs/small-1/snapshots/init.caffemodel",
-        "cyc1: 6 iterations from runs/small-1/snapshots/small_init_iter_8.caffemodel",
+        f"cyc1: 6 iterations from {start}",
         "  cyc1 2/3  2/6  lr 0.1         loss 1.250       128 images/s  "
         "phase    0:02 left  run     0:04 left",
     ]
@@ -192,7 +175,8 @@ def test_a_missing_run_is_reported_with_the_existing_ones(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "not JSON"), ("[]", "valid"), ('{"name": "x"}', "title: Field required")]
+    ("text", "message"),
+    [("{", "not JSON"), ("[]", "valid"), ('{"format": 1, "name": "x"}', "title: Field required")],
 )
 def test_a_damaged_recipe_is_named(place: Place, text: str, message: str) -> None:
     (make_run(place) / "recipe.json").write_text(text)
@@ -209,7 +193,7 @@ def test_a_failed_run_ends_as_the_run_did(place: Place, once: bool) -> None:
 
 
 def test_an_interrupted_run_is_reported_with_the_command_that_resumes_it(place: Place) -> None:
-    make_run(place, started(), launched(), ("interrupted", {"signal": "SIGINT", "trained": False}))
+    make_run(place, started(), launched(), interrupted())
     with pytest.raises(RunFailed, match="interrupted by SIGINT; `caffe-recipes run` with its recipe resumes"):
         Watcher(place).watch()
 
@@ -250,8 +234,6 @@ def test_a_run_that_continues_after_a_failure_is_followed(place: Place) -> None:
         ("retrying", {"number": 1, "retries": 3}),
         ("replaced", {"host": "node3", "spare": "node9"}),
         ("checkpointed", {**CHECKPOINT, "phase": "init", "iteration": 4000}),
-        ("heard", {"a": [1, {"b": "of a later version"}]}),
-        ("finished later", {"phase": 7}),
     )
     make_run(place, started(), launched(), failed, *more, launched("init", 2), *WHOLE[2:])
     lines = Watcher(place).watch().splitlines()
@@ -432,10 +414,12 @@ def test_a_state_that_was_shown_does_not_change_and_only_branches_of_the_recipe_
     place: Place,
 ) -> None:
     def line(event: str, **fields: object) -> bytes:
-        return json.dumps({"time": "2026-11-20T12:00:00+00:00", "event": event, **fields}).encode() + b"\n"
+        time = "2026-11-20T12:00:00+00:00"
+        values = {"time": time, "event": event, "hosts": [], **fields}
+        return json.dumps(values).encode() + b"\n"
 
     run = ShownRun("x", "runs/small-1", load_recipe(place.recipe), with_branches=True)
-    run.update([FilePiece(0, line("branched", phase="../../other", folder="x"))])
+    run.update([FilePiece(0, line("branched", format=1, phase="../../other", folder="x"))])
     before = run.state
     assert [each.path for each in run.requests()] == ["runs/small-1/journal.jsonl"]
     run.update([FilePiece(0, line("branched", phase="cyc1", folder="y"))])

@@ -18,7 +18,15 @@ from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
 from caffe_recipes.run.monitor.logs import LogOptions, show_log
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
-from tests.run.recorded_run import EVALUATED, append_events, finished, launched, started, write_run
+from tests.run.recorded_run import (
+    EVALUATED,
+    append_events,
+    finished,
+    interrupted,
+    launched,
+    started,
+    write_run,
+)
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -98,7 +106,7 @@ def test_a_job_that_ends_without_a_run_is_a_failure(place: Place) -> None:
 def test_a_run_whose_job_is_queued_again_is_waited_for(place: Place) -> None:
     watcher = Watcher(place)
     folder = begin(place)
-    append_events(folder, ("interrupted", {"signal": "SIGUSR1"}))
+    append_events(folder, interrupted("SIGUSR1"))
     watcher.meanwhile = [
         lambda: None,
         lambda: None,

@@ -33,10 +33,10 @@ from tests.run.recorded_run import (
     HERE,
     LOG,
     WHOLE,
-    Event,
     append_events,
     failed,
     finished,
+    interrupted,
     launched,
     started,
     write_run,
@@ -142,7 +142,7 @@ def test_a_training_run_is_reported_with_its_rate_and_the_time_left(place: Place
 def test_until_its_speed_is_known_a_run_shows_which_loss_it_waits_for(place: Place) -> None:
     begun = "".join(LOG.splitlines(keepends=True)[:3])
     folder = write_run(place.root, place.recipe, started(os.getpid()), launched(), log=begun)
-    resumed: Event = "launched", {**launched(attempt=2)[1], "resumed": 5}
+    resumed = launched(attempt=2, resumed=5)
     with closing(Journal(folder / "journal.jsonl")):
         status = StatusViewer(place).one(ask=no_slurm)
     assert summarize_status(status).startswith("init 0/8, next loss at iteration 2; ")
@@ -160,7 +160,7 @@ def elapsed(place: Place) -> str:
 
 def test_the_pause_before_a_resume_does_not_count_as_elapsed(place: Place) -> None:
     folder = write_run(place.root, place.recipe, started(), launched())
-    append_events(folder, ("interrupted", {"signal": "SIGINT", "seconds": 60}), after_s=60)
+    append_events(folder, interrupted(seconds=60), after_s=60)
     assert elapsed(place) == "1:00"
     append_events(folder, started(os.getpid()), after_s=5000)
     append_events(folder, launched(attempt=2), after_s=5010)
@@ -191,8 +191,7 @@ def test_a_run_whose_process_died_is_stopped_and_shows_the_command_to_resume_it(
 
 def test_a_failed_and_an_interrupted_run_are_distinguished(place: Place) -> None:
     write_run(place.root, place.recipe, started(), launched(), failed("init", "the loss is nan"))
-    interrupted: Event = ("interrupted", {"signal": "SIGINT"})
-    write_run(place.root, place.recipe, started(), launched(), interrupted, number=2)
+    write_run(place.root, place.recipe, started(), launched(), interrupted(), number=2)
     second, first = StatusViewer(place).all(no_slurm)
     assert (first.state, summarize_status(first)) == (
         "failed",
@@ -217,8 +216,7 @@ def test_a_failure_that_a_run_continued_after_is_reported_among_its_details(plac
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.PENDING])
 def test_after_an_interruption_that_a_job_resumes_nothing_is_advised(place: Place, state: State) -> None:
-    interrupted: Event = ("interrupted", {"signal": "SIGUSR1"})
-    write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
+    write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted("SIGUSR1"))
     submit(place, None)
     details = dict(status_details(StatusViewer(place, job(state)).one(), NOW_S))
     assert details["before"] == "interrupted by SIGUSR1"
@@ -226,8 +224,7 @@ def test_after_an_interruption_that_a_job_resumes_nothing_is_advised(place: Plac
 
 
 def test_an_interrupted_run_gives_the_command_that_resumes_it_once(place: Place) -> None:
-    interrupted: Event = ("interrupted", {"signal": "SIGTERM"})
-    write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
+    write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted("SIGTERM"))
     submit(place, None)
     status = StatusViewer(place, job(State.CANCELLED)).one()
     details = dict(status_details(status, NOW_S))
@@ -246,6 +243,19 @@ def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
     assert (second.state, first.state) == ("finished", "unknown")
     assert "recipe.json: is not the recipe of a run: not JSON" in summarize_status(first)
     with pytest.raises(InputError, match="is not the recipe of a run"):
+        StatusViewer(place).one("small-1", no_slurm)
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "recipe.json"])
+def test_a_run_of_another_format_is_a_line_of_status_and_hides_no_other(place: Place, name: str) -> None:
+    path = write_run(place.root, place.recipe, *WHOLE) / name
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2', 1))
+    write_run(place.root, place.recipe, *WHOLE, number=2)
+    second, first = StatusViewer(place).all(no_slurm)
+    assert (second.state, first.state) == ("finished", "unknown")
+    what = "written by another version of caffe-recipes (format 2; this version reads format 1)"
+    assert summarize_status(first) == f"{path}: {what}; start over with --new"
+    with pytest.raises(InputError, match=r"\(format 2; "):
         StatusViewer(place).one("small-1", no_slurm)
 
 
@@ -306,7 +316,7 @@ def test_an_impossible_number_in_a_journal_counts_as_damage(
     lines = journal.read_text().splitlines(keepends=True)
     bad = [re.sub(rf'"{field}": ?[^,}}]+', f'"{field}": {value}', line) for line in lines if event in line]
     assert bad and value in bad[0]
-    journal.write_text("".join(bad[:1] if event == "started" else [lines[0], *bad[:1]]))
+    journal.write_text(lines[0] + bad[0])
     write_run(place.root, place.recipe, *WHOLE, number=2)
     second, first = StatusViewer(place).all(no_slurm)
     assert (second.state, first.state) == ("finished", "unknown")
@@ -478,12 +488,11 @@ def test_nothing_is_written_and_nothing_locked(place: Place) -> None:
     assert place.tree() == before
 
 
-def test_an_empty_journal_beside_snapshots_is_reported_as_by_run(place: Place) -> None:
+def test_an_empty_journal_is_reported_as_by_run(place: Place) -> None:
     folder = write_run(place.root, place.recipe, *WHOLE)
     (folder / "journal.jsonl").write_text("")
-    (folder / "snapshots/small_init_iter_8.caffemodel").touch()
     (status,) = StatusViewer(place).all()
-    message = "journal.jsonl: is empty, but the run has snapshots; restore it, or start over with --new"
+    message = "journal.jsonl: is empty; restore it, or start over with --new"
     assert status.state == "unknown"
     assert summarize_status(status).endswith(message)
     with pytest.raises(InputError, match=message):

@@ -152,7 +152,7 @@ def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(
     assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
     assert message in found[0].message
     steps = plan_steps(setting.recipe)
-    line = {step.phase: Finish(step.phase, "", "", 1.0, None, None) for step in steps}
+    line = {step.phase: Finish(step.phase, "", "", 1.0, None, None, {}) for step in steps}
     trained = replace(beside, state=RunState(finished=line))
     assert [one.mark for one in results_of(trained, spare("n9", change))] == ["ok"], "no branch is left"
 

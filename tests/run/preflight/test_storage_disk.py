@@ -66,7 +66,7 @@ def test_the_lmdb_and_the_snapshots_need_room_on_one_disk(look: NodeView, place:
     assert marks(with_room(there, snapshots)) == ["ok"]
     assert marks(with_room(there, snapshots - 4096)) == ["failed"]
     # A finished phase writes no further snapshots.
-    finish = Finish("init", "runs/small-1/snapshots/small_init_iter_8.caffemodel", "", 1.0, None, None)
+    finish = Finish("init", "runs/small-1/snapshots/small_init_iter_8.caffemodel", "", 1.0, None, None, {})
     state = RunState(finished={"init": finish})
     assert marks(with_room(replace(there, state=state), snapshots - 4096)) == ["ok"]
 
@@ -100,7 +100,7 @@ def test_files_already_kept_need_no_more_space(look: NodeView, place: Place) -> 
     fetched.parent.mkdir(parents=True)
     fetched.touch()
     assert counted(away, "disk here") == pytest.approx(2 * model, rel=0.01)
-    finish = Finish("cyc1", away.plan.trainings[1].fetched, "", 1.0, None, None)
+    finish = Finish("cyc1", away.plan.trainings[1].fetched, "", 1.0, None, None, {})
     state = RunState(finished={"cyc1": finish})
     assert counted(replace(away, state=state), "disk here") == pytest.approx(model, rel=0.01)
     phases = ("init", "last")

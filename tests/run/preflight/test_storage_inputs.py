@@ -99,7 +99,7 @@ def test_the_weights_of_a_phase_are_checked_on_every_host(place: Place, far: Pat
     if path.startswith("given"):
         place.edit("{name: init,", f"{{name: init, weights: {path},")
     else:
-        finish = Finish("init", path, digest_weights(ours), 1.0, None, None)
+        finish = Finish("init", path, digest_weights(ours), 1.0, None, None, {})
         state = RunState(finished={"init": finish})
 
     def check() -> list[tuple[str, tuple[str, ...], str]]:
@@ -228,5 +228,5 @@ def test_a_mean_file_that_no_rank_will_read_again_is_not_checked_on_hosts(place:
     write_mean(place.root / MEAN, 3, 28, 28)
     place.edit("nodes: 1", "nodes: 2")
     names = ("init", "cyc1", "last")
-    finished = {name: Finish(name, f"{name}.caffemodel", "", 1.0, None, None) for name in names}
+    finished = {name: Finish(name, f"{name}.caffemodel", "", 1.0, None, None, {}) for name in names}
     assert results(check_means(look(place, far, RunState(finished=finished)))) == [("ok", (), MEAN)]

@@ -100,5 +100,22 @@ def test_a_line_that_a_crash_truncated_is_not_read_and_then_cut_off(tmp_path: Pa
     ],
 )
 def test_a_damaged_line_is_named(line: str) -> None:
-    with pytest.raises(JournalError, match="runs/x:1: is not a journal line; fix it, or move it away"):
-        fold_submissions(f"{line}\n", "runs/x")
+    good = (
+        '{"format": 1, "time": "2026-11-22T08:00:00+00:00", "event": "submitting", '
+        '"name": "small-a", "group": "aaaaaa", "script": "x"}'
+    )
+    with pytest.raises(JournalError, match="runs/x:2: is not a journal line; fix it, or move it away"):
+        fold_submissions(f"{good}\n{line}\n", "runs/x")
+
+
+def test_submissions_of_another_format_are_not_read_and_say_so(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    with journal.path.open("ab") as file:
+        file.write(b'{"format": 1, "ti')
+    journal.begin(submission("small-a"))
+    journal.close()
+    text = journal.path.read_text()
+    assert [each.name for each in fold_submissions(text, "runs/x").all] == ["small-a"]
+    hint = "move it away once no job of the recipe is pending or running"
+    with pytest.raises(JournalError, match=rf"^runs/x: written by another version .*format 2; .*; {hint}$"):
+        fold_submissions(text.replace('"format": 1', '"format": 2'), "runs/x")
