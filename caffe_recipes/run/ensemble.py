@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
@@ -79,11 +79,30 @@ class EnsembleResult:
     reported_of: tuple[str, ...]
 
 
-def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], None]) -> EnsembleResult:
+# Runs an argv in a folder, with an environment, and with its output in a file; returns its exit code.
+Call = Callable[[Sequence[str], Path, Mapping[str, str], BinaryIO], int]
+
+
+def call_program(argv: Sequence[str], folder: Path, environment: Mapping[str, str], output: BinaryIO) -> int:
+    """Run a program as `Call` says. Raises OSError if it does not start."""
+    return subprocess.run(
+        argv,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        check=False,
+    ).returncode
+
+
+def measure_ensemble(
+    run: str, options: EnsembleOptions, say: Callable[[str], None], call: Call = call_program
+) -> EnsembleResult:
     """Return the accuracies of the members and of their average; the run is neither locked nor changed.
 
-    Predictions that were kept from an earlier call are reused. Raises InputError if the run or its members
-    cannot form an ensemble, and RunFailed if a prediction fails.
+    `call` runs caffe-torch. Predictions that were kept from an earlier call are reused. Raises InputError if
+    the run or its members cannot form an ensemble, and RunFailed if a prediction fails.
     """
     if run.endswith(MODEL):
         hint = f"give the run, and the models as `--members {run},...`"
@@ -93,7 +112,7 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
     recipe = require_caffe(load_frozen(files, str(folder)), folder)
     state = load_journal(folder / JOURNAL)
     members = find_members(folder, recipe, state, options.members)
-    place = _find_place(folder)
+    place = _find_place(folder, call)
     tested = _find_tested(recipe, place, options.lmdb)
     found = find_predictions(members, tested, place, say)
     first = found[0]
@@ -112,9 +131,9 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
     )
 
 
-def _find_place(folder: Path) -> PredictionEnv:
+def _find_place(folder: Path, call: Call) -> PredictionEnv:
     path = search_path(ours_first=True)
-    return PredictionEnv(folder, folder.parent.parent, find_our_trainer(path), path)
+    return PredictionEnv(folder, folder.parent.parent, find_our_trainer(path), path, call)
 
 
 def _find_tested(recipe: Recipe, place: PredictionEnv, lmdb: Path | None) -> TestSet:
@@ -342,12 +361,13 @@ class TestSet:
 
 @dataclass(frozen=True)
 class PredictionEnv:
-    """The environment of predictions: the run's folder, the Caffe root, the program, and its PATH."""
+    """The environment of predictions: the run's folder, the Caffe root, the program, its PATH, its start."""
 
     folder: Path
     root: Path
     program: str
     path: str
+    call: Call
 
 
 @dataclass(frozen=True)
@@ -465,20 +485,12 @@ def _predict(
     try:
         log.unlink(missing_ok=True)
         with log.open("xb") as output:
-            done = subprocess.run(
-                argv,
-                cwd=place.root,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
+            code = place.call(argv, place.root, environment, output)
     except OSError as error:
         where = error.filename or place.program
         raise RunFailed(str(where), f"cannot predict: {error.strerror}", "check the disk") from None
-    if done.returncode:
-        _raise_failure(f"{member.name} on {tested.lmdb}", log, done.returncode, hint)
+    if code:
+        _raise_failure(f"{member.name} on {tested.lmdb}", log, code, hint)
     found = load_predictions(out)
     if found is None:
         raise RunFailed(out, "cannot be read back", "check the disk")

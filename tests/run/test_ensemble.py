@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -57,13 +58,24 @@ phases:
   - {name: right, weights: trunk, net: train_val_noaug, max_iter: 4, snapshot_prefix: tmp/right}
 evaluation: {net: train_val, iterations: 2}
 """
-BIN = Path(sys.executable).parent
+
+
+def call_engine(argv: Sequence[str], folder: Path, environment: Mapping[str, str], output: BinaryIO) -> int:
+    """Run caffe-torch in this process, which spares the start of torch."""
+    from caffe_recipes.engine.main import main
+
+    text = io.TextIOWrapper(output, write_through=True)
+    try:
+        with chdir(folder), redirect_stderr(text), redirect_stdout(text):
+            return main(argv[1:])
+    finally:
+        text.detach()
 
 
 def caffe_torch(root: Path, *words: str) -> str:
-    argv = [str(BIN / "caffe-torch"), *words]
-    done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=600, check=True)
-    return done.stderr
+    output = io.BytesIO()
+    assert call_engine(["caffe-torch", *words], root, {}, output) == 0
+    return output.getvalue().decode()
 
 
 def write_noise(path: Path, labels: Sequence[int], shape: tuple[int, int, int] = (3, 28, 28)) -> None:
@@ -131,7 +143,7 @@ def root(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measure(root: Path, run: str = "branched-1", **options: object) -> tuple[EnsembleResult, list[str]]:
     messages: list[str] = []
     given = replace(EnsembleOptions(root), **options)  # type: ignore[arg-type]
-    return measure_ensemble(run, given, messages.append), messages
+    return measure_ensemble(run, given, messages.append, call_engine), messages
 
 
 def test_the_leaves_are_measured_as_caffe_test_does_and_their_predictions_are_kept(root: Path) -> None:
