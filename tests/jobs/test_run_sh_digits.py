@@ -100,6 +100,7 @@ class DigitsRoot:
         return output
 
 
+@pytest.mark.slow
 def test_a_chain_killed_in_phase_2_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     undisturbed = DigitsRoot(tmp_path / "undisturbed")
     output = undisturbed.run()

@@ -13,7 +13,7 @@ import yaml
 from caffe_recipes.recipe.shipped import shipped_recipes
 from tests.extras import needs_local
 
-pytestmark = needs_local
+pytestmark = [needs_local, pytest.mark.slow]
 
 PROGRAM = "from caffe_recipes.cli.main import main; main()"
 KEPT = ("init", "cyc1", "cyc2", "collapse1", "collapse2")

@@ -20,7 +20,7 @@ from caffe_recipes.render.tree import generate
 from caffe_recipes.run.journal import load_journal
 from tests.extras import needs_local
 
-pytestmark = needs_local
+pytestmark = [needs_local, pytest.mark.slow]
 
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 RUN = (sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "run", "short.yaml")

@@ -7,11 +7,12 @@ import sys
 from importlib import resources
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.extras import needs_local
 
-pytestmark = needs_local
+pytestmark = [needs_local, pytest.mark.slow]
 
 TRAIN_BOTH = """
 from pathlib import Path

@@ -19,7 +19,7 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.run.journal import load_journal
 from tests.extras import needs_local
 
-pytestmark = needs_local
+pytestmark = [needs_local, pytest.mark.slow]
 
 # The chain is some 60 s of CPU; a busy machine may need several times that.
 PATIENCE_S = 900
