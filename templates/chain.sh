@@ -440,8 +440,7 @@ check_own() { # FOLDER [PATH...]
 lock() {
   mkdir -p -- "$STATE/incoming" || stop 3 "$STATE: cannot be written; check the disk"
   check_own "$PWD/$STATE/incoming"
-  { (umask 077 && cd -- "$STATE" && touch script.lock lock) &&
-    exec 7>>"$STATE/script.lock" 9>>"$STATE/lock"; } ||
+  { (umask 077 && cd -- "$STATE" && touch script.lock lock) && exec 7>>"$STATE/script.lock" 9>>"$STATE/lock"; } ||
     stop 3 "$STATE: its locks cannot be written; check who owns them, and the disk"
   flock -n -E 75 7 || if (($? == 75)); then
     stop 2 "$STATE/script.lock: another run.sh or caffe-recipes run is running; wait for it or stop it"

@@ -74,7 +74,7 @@ def test_classes_are_read_from_lines_synset_words_or_a_manifest(tmp_path: Path) 
     assert load_classes(write(tmp_path, "my cat\nmy dog\n")) == ("my cat", "my dog")
     words = write(tmp_path, "n01440764 tench, Tinca tinca\nn01443537 goldfish\n")
     assert load_classes(words) == ("n01440764", "n01443537")
-    manifest = write(tmp_path, json.dumps({"classes": ["b", "a"]}), "x.json")
+    manifest = write(tmp_path, json.dumps({"format": 1, "classes": ["b", "a"]}), "x.json")
     assert load_classes(manifest) == ("b", "a")
 
 
@@ -85,7 +85,8 @@ def test_classes_are_read_from_lines_synset_words_or_a_manifest(tmp_path: Path) 
         ("x", "a\nb\x01\n", "x:2: is not text"),
         ("x", "a\nb\na\n", "lists class 'a' twice"),
         ("x.json", "{", "contains no class names"),
-        ("x.json", '{"classes": null}', "contains no class names"),
+        ("x.json", '{"format": 1, "classes": null}', "contains no class names"),
+        ("x.json", '{"classes": ["a"]}', "written by another version"),
         ("x.json", "[]", "contains no class names"),
     ],
 )

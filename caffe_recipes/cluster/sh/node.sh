@@ -145,11 +145,9 @@ sha256() { sum=$(sha256sum <"$1") && printf %s "${sum%% *}"; }
 # --- An LMDB: $folder with the file $data, and the $stamp that staging writes beside it.
 
 identity() { stat -L -c '%s %.9Y %i' -- "$1"; }
-
 owns_stamp() { [ -f "$stamp" ] && ! [ -L "$stamp" ] && [ "$(stat -c %u -- "$stamp")" = "$me" ]; }
 
-# Sets made, digest and was: how many folders staging made, and digest and identity of data.mdb. Fails without a stamp of ours
-# in our format.
+# Sets made, digest and was: how many folders staging made, and digest and identity of data.mdb. Fails without our stamp.
 read_stamp() {
     made=0 digest=- was='' kept=''
     owns_stamp || return 1
