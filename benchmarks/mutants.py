@@ -5,8 +5,9 @@
 
 The mutants are drawn from a fixed revision, so that two later trees are given the same ones. If the line or
 the function of a mutant no longer exists, the next mutant takes its place. The tests of `a/b.py` are
-`tests/a/test_b.py` and `test_b_*.py`, except those on several hosts. They run in a copy of the tree, where
-they must first pass without a change. If that tree has a `.venv` of its own, use its Python.
+`tests/a/test_b.py` and `test_b_*.py`, except those on several hosts, and the examples in the docstrings of
+its package. They run in a copy of the tree, where they must first pass without a change. If that tree has a
+`.venv` of its own, use its Python.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ BASE = "d41d9aece4dfc2413c2facdc6da55c28a3fcc494"
 SEED, DRAWN, COUNTED, MOST_PER_MODULE = 1, 90, 60, 2
 LIMIT_S = 1800  # for the tests of an unchanged module
 GENERATED = "caffe_recipes/caffe/pb.py"
+EXAMPLES = "tests/test_caffe_recipes_docstrings.py"
 # A tree may leave slow tests out by default; this overrides its selection.
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not cluster and not tensorflow")
 _PAIRS = (
@@ -107,6 +109,9 @@ def find_tests(files: Iterable[str]) -> dict[str, list[str]]:
                 name = name.rpartition("_")[0]
             if name:
                 tests[modules[name]].append(path)
+    if EXAMPLES in files:
+        for path, found in tests.items():
+            found.append(f"{EXAMPLES}::test_the_examples_of_a_package_hold[{path.split('/')[1]}]")
     return tests
 
 
