@@ -22,6 +22,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
+from caffe_recipes.cluster.hosts import is_this_machine, open_host
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.own_code import allowing_code
@@ -29,7 +30,7 @@ from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import RunOptions
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.journal import load_journal
-from caffe_recipes.run.process import StartTrainer
+from caffe_recipes.run.process import StartTrainer, launch_trainer
 from caffe_recipes.run.runner import run_chain
 from tests.run.fake_caffe import place_program
 from tests.run.threaded_trainer import start_threads
@@ -58,6 +59,10 @@ reported: {top1_percent: 76.3}
 """
 
 
+def open_quick_host(name: str) -> Host:
+    return QuickHost(name) if is_this_machine(name) else open_host(name)
+
+
 WriteLmdb = Callable[[Path, int, Callable[[int], int]], None]
 
 
@@ -81,7 +86,7 @@ class Place:
 
     root: Path
     output: io.StringIO = field(default_factory=io.StringIO)
-    connect: Callable[[str], Host] = QuickHost
+    connect: Callable[[str], Host] = open_quick_host
     start_trainer: StartTrainer = start_threads
     begun: Path | None = None
 
@@ -218,6 +223,12 @@ def place(tmp_path: Path, begun: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     finally:
         for process in made.processes():
             os.kill(process, signal.SIGKILL)
+
+
+@pytest.fixture
+def launching(place: Place) -> None:
+    """Let the real mpiexec.hydra start the ranks of `Place.run`, as processes."""
+    place.start_trainer = launch_trainer
 
 
 @pytest.fixture

@@ -92,6 +92,10 @@ class Rank:
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
 
+    def catch(self, number: signal.Signals) -> None:
+        """From now on take a signal, and do nothing about it."""
+        signal.signal(number, lambda *_: None)
+
     def say(self, source: str, text: str, severity: str = "I") -> None:
         now = time.time()  # read once: the second and its fraction must agree
         stamp = time.strftime("%m%d %H:%M:%S", time.localtime(now))
@@ -191,7 +195,7 @@ class Rank:
         self.say("solver.cpp:312", f"Iteration {iteration}, loss = {lost or 2.5 / (1 + iteration)}")
         self.say("sgd_solver.cpp:219", f"Iteration {iteration}, lr = {solver.base_lr:.6g}")
         if behaviour == "snapshots-slowly":
-            self.ignore(signal.SIGHUP)
+            self.catch(signal.SIGHUP)
         if behaviour in ("waits", "snapshots-slowly", "ignores-term", "nan", "stuck") and iteration == 4:
             self.wait_for("release")
         self.pause(0 if behaviour == "fast" else 0.01)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 
 # Slurm's srun as far as it is needed here: it records its arguments, and has hydra start the ranks.
+# What a launcher is given is seen by starting it.
+pytestmark = pytest.mark.usefixtures("launching")
+
 _SRUN = """#!/bin/sh
 echo "$*" >>"${{0%/*}}/srun.log"
 while :; do

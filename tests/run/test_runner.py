@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.run.conftest import Place
 
 
+@pytest.mark.usefixtures("launching")
 def test_each_phase_starts_from_the_verified_snapshot_of_the_one_before(place: Place) -> None:
     state = place.run()
     assert (place.root / "trained.txt").read_text().splitlines() == [

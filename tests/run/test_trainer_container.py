@@ -37,7 +37,7 @@ container: {{image: "{image}", options: [--bind, "{root}"]}}
 
 
 @pytest.fixture
-def contained(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def contained(place: Place, launching: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Make a root without Caffe, and an image that has one in a `bin`."""
     programs, image = tmp_path / "programs", tmp_path / "an image.sif"
     for folder in (programs, image / "bin"):

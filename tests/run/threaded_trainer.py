@@ -49,6 +49,9 @@ class _ThreadedRank(Rank):
     def ignore(self, *numbers: signal.Signals) -> None:
         self._ignored |= set(numbers)
 
+    def catch(self, number: signal.Signals) -> None:
+        self.ignore(number)
+
     def die(self) -> None:
         with open_log(self._log) as file:
             file.write(_KILLED)

@@ -26,6 +26,7 @@ from caffe_recipes.cluster.staging.relay import STAMP, digest_of
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, clean, survey
 from caffe_recipes.cluster.staging.transfers import StagingJob, send_to_each
 from caffe_recipes.errors import ClusterError, DataError, InputError
+from caffe_recipes.file_format import FORMAT
 from tests.cluster.staging.conftest import CONTENT, LMDB, FolderHost, World, stage_lmdb
 
 DATA = ("data.mdb",)
@@ -168,12 +169,19 @@ def test_cache_entries_that_others_could_have_planted_are_not_trusted(world: Wor
     assert digest is not None
     (planted,) = (cache / "copies").iterdir()
     stamp = load_copies(LMDB, cache)["n1"].stamp
-    planted.write_text(json.dumps({"n1": [stamp, digest]}))
+    planted.write_text(json.dumps({"format": FORMAT, "copies": {"n1": [stamp, digest]}}))
     assert survey_second(world.hosts, world, cache)[0] == digest
     cache.chmod(0o777)
     assert survey_second(world.hosts, world, cache)[0] != digest
     cache.chmod(0o700)
-    for broken in ("", "[]", '{"n1": 5}', '{"n1": ["x"]}', "\0"):
+    invalid: tuple[dict[str, object], ...] = (
+        {},
+        {"copies": []},
+        {"copies": {"n1": 5}},
+        {"copies": {"n1": ["x"]}},
+    )
+    foreign = json.dumps({"format": FORMAT + 1, "copies": {"n1": [stamp, digest]}})
+    for broken in ("", "[]", "\0", foreign, *(json.dumps({"format": FORMAT, **each}) for each in invalid)):
         planted.write_text(broken)
         assert load_copies(LMDB, cache) == {}
 

@@ -388,7 +388,7 @@ def test_nodes_that_failed_are_not_tried_again(desk: Desk) -> None:
         started(job="12"),
         launched(),
         failed("init", "x"),
-        ("ending", {"phase": "init", "host": "n3"}),
+        ("ending", {"phase": "init", "reason": "x", "host": "n3"}),
     )
     desk.submit(time_s=3600.0)
     assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2,n3"
