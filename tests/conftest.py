@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # The time limit of a marked test: one waits for up to 1,000 s for a Slurm job, others 900 s for TensorFlow.
-LIMITS_S = {"slow": 600, "cluster": 1200, "tensorflow": 1200}
+LIMITS_S = dict.fromkeys(("slow", "cluster", "tensorflow"), 1200)
 
 
 def pytest_configure() -> None:
