@@ -29,8 +29,8 @@ class Module:
     is_package: bool
 
     @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text)
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(ast.parse(self.text)))
 
     @property
     def line_count(self) -> int:
@@ -50,7 +50,7 @@ class House:
         return {module.name: frozenset(self._imported(module)) for module in self.modules.values()}
 
     def _imported(self, module: Module) -> Iterator[str]:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     whole = f"{node.module}.{alias.name}"
@@ -75,7 +75,7 @@ class House:
         """Names of classes that two modules define."""
         places: dict[str, set[str]] = defaultdict(set)
         for module in self.modules.values():
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.ClassDef):
                     places[node.name].add(module.name)
         return sorted(name for name, where in places.items() if len(where) > 1)
@@ -95,7 +95,7 @@ class House:
         return [
             f"{module.name}.{node.name}"
             for module in self.modules.values()
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, Function)
             and (_lines_of(node) > MOST_FUNCTION_LINES or _count_parameters(node) > MOST_PARAMETERS)
         ]
@@ -106,17 +106,17 @@ class House:
         return sum(
             isinstance(node, ast.stmt) and not isinstance(node, ast.Import | ast.ImportFrom)
             for module in self.modules.values()
-            for node in ast.walk(module.tree)
+            for node in module.nodes
         ) - sum(
             ast.get_docstring(node, clean=False) is not None
             for module in self.modules.values()
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.Module | ast.ClassDef | Function)
         )
 
     @property
     def nodes(self) -> int:
-        return sum(1 for module in self.modules.values() for _ in ast.walk(module.tree))
+        return sum(len(module.nodes) for module in self.modules.values())
 
     @property
     def job_lines(self) -> int:

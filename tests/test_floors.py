@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -28,19 +29,38 @@ def read_floors() -> dict[str, int]:
 FLOORS = read_floors()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _only_here() -> Iterator[None]:
+    """Collect no garbage among half a million nodes, which takes longer than parsing; drop them after."""
+    gc.disable()
+    yield
+    for cached in (house, nodes_of, imports_of):
+        cached.cache_clear()
+    gc.enable()
+
+
 @cache
 def house() -> House:
     return read_house()
 
 
 @cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return the syntax tree of a file, which for one of the package is parsed once for all tests."""
+    if SOURCE not in path.parents:
+        return list(ast.walk(ast.parse(path.read_text())))
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return house().modules[name].nodes
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Yield the part of `caffe_recipes` that each import of a file names: `caffe`, `errors`, ..."""
-    for node in ast.walk(parse(path)):
+@cache
+def imports_of(path: Path) -> list[str]:
+    """Return the part of `caffe_recipes` that each import of a file names: `caffe`, `errors`, ..."""
+    return list(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[str]:
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -98,7 +118,7 @@ def test_floor_2_knows_no_recipe() -> None:
 def test_an_import_upwards_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "shapes.py"
     file.write_text("from caffe_recipes import run\nimport caffe_recipes.recipe.model\nimport os\n")
-    assert list(imports_of(file)) == ["run", "recipe"]
+    assert imports_of(file) == ["run", "recipe"]
 
 
 def test_no_modules_import_each_other() -> None:
@@ -152,9 +172,7 @@ def vague_identifiers(path: Path) -> set[str]:
     if RIDDLES.isdisjoint(re.findall(r"\w+", text)):  # most files, which are thus not parsed
         return set()
     fields = ("id", "attr", "arg", "name", "asname")
-    return RIDDLES & {
-        str(getattr(node, field, None)) for node in ast.walk(ast.parse(text)) for field in fields
-    }
+    return RIDDLES & {str(getattr(node, field, None)) for node in nodes_of(path) for field in fields}
 
 
 @pytest.mark.parametrize("folder", ["caffe_recipes", "tests"])
