@@ -28,6 +28,7 @@ from caffe_recipes.recipe.source import load_recipe, parse_recipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.plan import plan_steps
+from tests.cli.command_line import call_main
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -123,19 +124,30 @@ def run_as_reader(document: Path, lines: Iterable[Shown], folder: Path) -> None:
         "COLUMNS": "120",
     }
     for shown in lines:
-        done = subprocess.run(
-            ["bash", "-c", shown.line],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        words = words_of(shown.line)
+        if words and shown.line != TRAINING:
+            done = call_main(*words, cwd=folder, env=environment, together=True)
+        else:
+            done = subprocess.run(
+                ["bash", "-c", shown.line],
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
         assert done.returncode in (0, 1), f"{shown}\n{done.stdout}"
         assert "Error:" not in done.stdout, f"{shown}\n{done.stdout}"
         if shown.output is not None:
             assert differs(shown.output, done.stdout) is None, f"{shown}\n{done.stdout}"
+
+
+def words_of(line: str) -> list[str] | None:
+    """Return what follows `caffe-recipes` in a line of nothing else; None if it needs a shell."""
+    program, *words = shlex.split(line, comments=True)
+    needs_shell = re.search(r"[|&;<>()$`*?~{]", line.partition(" #")[0])
+    return words if program == "caffe-recipes" and words and not needs_shell else None
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -149,6 +161,12 @@ def test_the_recipe_that_the_readme_shows_is_trained(tmp_path: Path) -> None:
     lines = [shown for shown in SHOWN if shown.line == TRAINING]
     assert len(lines) == 1
     run_as_reader(ROOT / "README.md", lines, tmp_path)
+
+
+def test_a_line_that_needs_a_shell_is_seen() -> None:
+    assert words_of("caffe-recipes lr 'my net'  # as $ always") == ["lr", "my net"]
+    for line in ("caffe-recipes fmt < a", "caffe-recipes lr a | tail", "caffe-torch a", "caffe-recipes lr *"):
+        assert words_of(line) is None
 
 
 def test_each_reason_not_to_run_a_command_is_needed() -> None:

@@ -15,9 +15,9 @@ from caffe_recipes.cli.main import main
 
 
 def call_main(
-    *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, together: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Return what `caffe-recipes WORDS` prints, and its exit code."""
+    """Return what `caffe-recipes WORDS` prints, and its exit code; `together` is the shell's `2>&1`."""
     argv = ["caffe-recipes", *map(str, words)]
     output, errors = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     umask = os.umask(0o022)
@@ -26,7 +26,11 @@ def call_main(
             patch.setattr("sys.argv", argv)
             for name, value in (env or {}).items():
                 patch.setenv(name, value)
-            with redirect_stdout(output), redirect_stderr(errors), pytest.raises(SystemExit) as end:
+            with (
+                redirect_stdout(output),
+                redirect_stderr(output if together else errors),
+                pytest.raises(SystemExit) as end,
+            ):
                 main()
     finally:
         os.umask(umask)
