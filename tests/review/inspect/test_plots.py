@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -18,11 +23,13 @@ from click.testing import CliRunner, Result
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import Document
+from caffe_recipes.cli.main import commands
 from caffe_recipes.cli.plot import plot
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.plots import curve_of, draw_schedules, format_of, render_plot
 from caffe_recipes.review.inspect.schedules import PlottedSchedule, load_schedules, schedule_chain
 from caffe_recipes.review.lint.chain import Chain, Link
+from tests.cli.command_line import call_main
 from tests.extras import needs
 
 if TYPE_CHECKING:
@@ -33,14 +40,42 @@ pytestmark = needs("plot", "matplotlib")
 ROOT = Path(__file__).resolve().parents[3]
 BOTH = ("stampede2-64n-72ep", "stampede2-448n-90ep")
 FIXED = 'base_lr: 0.5 lr_policy: "fixed" max_iter: 50'
-PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+NET = 'layer { name: "in" type: "Input" top: "in" input_param { shape { dim: [1, 3, 8, 8] } } }'
+KINDS = ("svg", "png", "pdf")
+COMMANDS = [
+    ["plot", "digits-local", "-o", "a.svg"],
+    *(["plot", "solver_a.prototxt", "-o", f"a.{kind}"] for kind in KINDS[1:]),
+    ["summary", "net.prototxt", "--graph", "b.png"],
+    ["estimate", "digits-local", "--images-per-s", "100", "--sweep", "nodes=1,2", "--plot", "c.svg"],
+]
 # One process draws all pictures: starting it and importing matplotlib takes longer than drawing them.
-EACH_KIND = """
-import sys
-from caffe_recipes.cli.plot import plot
-for name in sys.argv[1:]:
-    plot(["digits-local", "-o", name], standalone_mode=False)
+EACH_COMMAND = """
+import json, sys
+from caffe_recipes.cli.main import commands
+for words in json.loads(sys.argv[1]):
+    commands(words, standalone_mode=False)
 """
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Draw all pictures in two places whose `matplotlibrc` changes a picture, or blocks who reads it."""
+    # A solver is labelled with its folder's name, so both places end in the same one.
+    folders = [tmp_path_factory.mktemp(name) / "here" for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    os.mkfifo(folders[0] / "matplotlibrc")
+    (folders[1] / "matplotlibrc").write_text("lines.linewidth: 9\nfont.size: 30\n")
+    for seed, folder in enumerate(folders, 1):
+        (folder / "solver_a.prototxt").write_text(FIXED)
+        (folder / "net.prototxt").write_text(NET)
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed), "SOURCE_DATE_EPOCH": str(seed)}
+        argv = [sys.executable, "-c", EACH_COMMAND, json.dumps(COMMANDS)]
+        done = subprocess.run(
+            argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    return folders
 
 
 @pytest.fixture
@@ -90,32 +125,25 @@ def test_several_recipes_have_lines_of_their_own_style_and_name(call: Call, tmp_
     assert "stroke-dasharray" in (tmp_path / "b.svg").read_text()
 
 
-def test_the_bytes_are_the_same_in_another_process_folder_and_year(tmp_path: Path) -> None:
-    kinds = ("svg", "png", "pdf")
-    made = []
-    for name, seed in (("one", "1"), ("two", "2")):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "matplotlibrc").write_text("lines.linewidth: 9\nfont.size: 30\n" if name == "two" else "")
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "SOURCE_DATE_EPOCH": seed}
-        words = [sys.executable, "-c", EACH_KIND, *(f"a.{kind}" for kind in kinds)]
-        subprocess.run(words, cwd=folder, env=environment, check=True, capture_output=True)
-        made.append([(folder / f"a.{kind}").read_bytes() for kind in kinds])
-    for kind, one, other in zip(kinds, *made, strict=True):
-        assert one == other, kind
+def test_the_bytes_are_the_same_in_another_process_folder_and_year(drawn: list[Path]) -> None:
+    one, other = drawn
+    for words in COMMANDS:
+        picture = (one / words[-1]).read_bytes()
+        assert len(picture) > 1000
+        assert picture == (other / words[-1]).read_bytes(), words
 
 
-def test_a_picture_names_neither_the_day_nor_the_program_s_version(call: Call, tmp_path: Path) -> None:
-    for kind in ("svg", "png", "pdf"):
-        call("digits-local", "-o", f"a.{kind}")
-        picture = (tmp_path / f"a.{kind}").read_bytes()
+def test_a_picture_names_neither_the_day_nor_the_program_s_version(drawn: list[Path]) -> None:
+    for kind in KINDS:
+        picture = (drawn[0] / f"a.{kind}").read_bytes()
         assert not re.search(rb"Matplotlib v?\d|CreationDate|dc:date|Software", picture)
 
 
 def test_a_picture_s_format_is_that_of_its_name(call: Call, tmp_path: Path) -> None:
     starts = {"a.svg": b"<?xml", "a.PNG": b"\x89PNG", "a.pdf": b"%PDF"}
+    (tmp_path / "solver.prototxt").write_text(FIXED)
     for name, start in starts.items():
-        assert call("digits-local", "-o", name).exit_code == 0
+        assert call("solver.prototxt", "-o", name).exit_code == 0
         assert (tmp_path / name).read_bytes().startswith(start)
 
 
@@ -202,15 +230,11 @@ def test_a_folder_is_drawn_as_its_solvers_in_their_order(call: Call, tmp_path: P
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_without_matplotlib_one_line_names_what_to_install(tmp_path: Path) -> None:
-    program = f"import sys; sys.modules['matplotlib'] = None; {PROGRAM}"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "plot", "digits-local", "-o", "a.svg"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_without_matplotlib_one_line_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = call_main("plot", "digits-local", "-o", "a.svg", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "Error: plot needs matplotlib; pip install 'caffe-recipes[plot]'\n"
     assert not list(tmp_path.iterdir())
@@ -261,7 +285,9 @@ def touching(figure: Figure) -> list[str]:
     return found
 
 
+@cache
 def draw(*names: str, log: bool = False) -> Figure:
+    """Draw a figure, which tests only look at."""
     schedules = load_schedules(names)
     curves = [[curve_of(stretch, 300) for stretch in schedule.stretches] for schedule in schedules]
     return draw_schedules(schedules, curves, log=log)
@@ -328,19 +354,30 @@ def test_no_axis_writes_powers_of_ten() -> None:
     assert not any(axes.xaxis.get_offset_text().get_text() for axes in figure.axes)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["plot", "digits-local", "-o", "x.svg"],
-        ["summary", "digits-local", "--graph", "x.png"],
-        ["estimate", "digits-local", "--images-per-s", "100", "--sweep", "nodes=1,2", "--plot", "x.svg"],
-    ],
-)
+class ImportSeen(Exception):
+    """Matplotlib is imported while this folder is the current one."""
+
+
+class SeenImport(MetaPathFinder, Loader):
+    """Let an import of matplotlib find this, and fail with the folder that it would read settings in."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == "matplotlib" else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise ImportSeen(Path.cwd())
+
+
+@pytest.mark.parametrize("words", COMMANDS[2:], ids=lambda words: words[0])
 def test_the_settings_of_matplotlib_in_the_current_folder_are_not_read(
-    tmp_path: Path, words: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    os.mkfifo(tmp_path / "matplotlibrc")
-    argv = [str(Path(sys.executable).with_name("caffe-recipes")), *words]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / words[-1]).stat().st_size > 1000
+    monkeypatch.chdir(tmp_path)
+    Path("solver_a.prototxt").write_text(FIXED)
+    Path("net.prototxt").write_text(NET)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [SeenImport(), *sys.meta_path])
+    done = CliRunner().invoke(commands, words)
+    assert isinstance(done.exception, ImportSeen), done.output
+    assert str(done.exception) == "/"
