@@ -1,12 +1,13 @@
 """A cluster of stand-ins: Stampede2 is not here, so `mpiexec.hydra`, `ssh` and `scp` only record and pretend.
 
-A call is a folder with its argv, environment and working directory. Each node is a folder with a `tmp` of
+A call is three files with its argv, environment and working directory. Each node is a folder with a `tmp` of
 its own, into which the recipe's paths under /tmp are mapped, so that nothing is written to the real one.
 A test changes what a stand-in does by a hook: shell text that it reads before it acts.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import shlex
 import shutil
@@ -27,21 +28,27 @@ from tests.jobs.job_play import Play, make_play
 
 STAND_IN = r"""#!/bin/bash
 tool=${0##*/}
-call=$PLAY/calls/$(date +%s%N).$$.$tool
-mkdir -p "$call"
-printf '%s\0' "$@" >"$call/argv"
-cat /proc/$$/environ >"$call/environ"
-pwd >"$call/cwd"
+call=$PLAY/calls/$EPOCHREALTIME.$$.$tool
+[ -d "$PLAY/calls" ] || mkdir -p "$PLAY/calls"
+mapfile -d '' -t environment </proc/$$/environ
+printf '%s\0' "$@" >"$call.argv"
+printf '%s\0' "${environment[@]}" >"$call.environ"
+printf '%s\n' "$PWD" >"$call.cwd"
 while [[ ${1-} == -o* ]]; do shift; done
 on_node() { printf '%s' "$PLAY/nodes/$1/tmp/${2#/tmp/}"; }
 finish() {
   case $tool in
     mpiexec.hydra)
-      solver=$(printf '%s\n' "$@" | sed -n 's/^--solver=//p')
-      prefix=$(sed -n 's/^snapshot_prefix: "\(.*\)"/\1/p' "$solver")
-      max_iter=$(sed -n 's/^max_iter: //p' "$solver")
+      for word; do [[ $word != --solver=* ]] || solver=${word#--solver=}; done
+      while read -r key value; do
+        case $key in
+          snapshot_prefix:) prefix=${value//\"/} ;;
+          max_iter:) max_iter=$value ;;
+        esac
+      done <"$solver"
+      read -r host <hostfile
       echo "[0] I1120 11:49:33.77 6374 solver.cpp:436] Iteration $max_iter, loss = ${LOSS-0.87}" >&2
-      snapshot=$(on_node "$(head -n 1 hostfile)" "${prefix}_iter_$max_iter.caffemodel")
+      snapshot=$(on_node "$host" "${prefix}_iter_$max_iter.caffemodel")
       echo "weights of $solver" >"$snapshot"
       ;;
     ssh) sed -E "s#/tmp/(resnet_50|ilsvrc12)#$PLAY/nodes/$1/tmp/\1#g" | sh -s ;;
@@ -79,14 +86,25 @@ class StandInCluster:
 
     def __init__(self, work: Path, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.play = work / "play"
-        self.root = work / "caffe root"
-        self.script = work / "repository" / "jobs" / recipe.name / "run.sh"
-        self.prototxts = work / "repository" / "prototxt" / recipe.name
+        self._locate(work)
         self.hosts = tuple(f"c401-{number:03}" for number in range(1, recipe.cluster.nodes + 1))
         self.lmdb = "tmp/ilsvrc12_train_lmdb/data.mdb"
         self._write_programs()
         self._write_files()
+
+    def _locate(self, work: Path) -> None:
+        self.work = work
+        self.play = work / "play"
+        self.root = work / "caffe root"
+        self.script = work / "repository" / "jobs" / self.recipe.name / "run.sh"
+        self.prototxts = work / "repository" / "prototxt" / self.recipe.name
+
+    def copy_to(self, work: Path) -> StandInCluster:
+        """Return a copy of all that this cluster has, with the times of its files."""
+        shutil.copytree(self.work, work, symlinks=True, dirs_exist_ok=True)
+        made = copy.copy(self)
+        made._locate(work)
+        return made
 
     def _write_programs(self) -> None:
         for tool in ("mpiexec.hydra", "ssh", "scp"):
@@ -146,14 +164,15 @@ class StandInCluster:
 
     def calls(self, tool: str) -> list[Call]:
         """Return a stand-in's calls so far, oldest first."""
-        folders = sorted(path for path in (self.play / "calls").glob(f"*.{tool}") if (path / "cwd").exists())
+        # Written last, so the call is whole.
+        ends = sorted((self.play / "calls").glob(f"*.{tool}.cwd"))
         return [
             Call(
-                argv=(tool, *zero_separated(folder / "argv")),
-                environment=dict(item.split("=", 1) for item in zero_separated(folder / "environ")),
-                folder=Path((folder / "cwd").read_text().rstrip("\n")),
+                argv=(tool, *zero_separated(end.with_suffix(".argv"))),
+                environment=dict(item.split("=", 1) for item in zero_separated(end.with_suffix(".environ"))),
+                folder=Path(end.read_text().rstrip("\n")),
             )
-            for folder in folders
+            for end in ends
         ]
 
     def wait_for(self, path: Path) -> None:
@@ -215,14 +234,32 @@ def published_cluster(tmp_path_factory: pytest.TempPathFactory) -> StandInCluste
     return cluster
 
 
+def small_recipe() -> Recipe:
+    """Return the first two phases on two nodes."""
+    recipe = load_recipe("stampede2-64n-72ep")
+    cluster = recipe.cluster.model_copy(update={"nodes": 2})
+    return recipe.model_copy(update={"phases": recipe.phases[:2], "cluster": cluster})
+
+
 @pytest.fixture
 def small_cluster(tmp_path: Path) -> StandInCluster:
     """The first two phases on two nodes."""
-    recipe = load_recipe("stampede2-64n-72ep")
-    cluster = recipe.cluster.model_copy(update={"nodes": 2})
-    return StandInCluster(
-        tmp_path, recipe.model_copy(update={"phases": recipe.phases[:2], "cluster": cluster})
-    )
+    return StandInCluster(tmp_path, small_recipe())
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> StandInCluster:
+    """The small cluster after a run; only to be copied."""
+    cluster = StandInCluster(tmp_path_factory.mktemp("finished"), small_recipe())
+    done = cluster.run()
+    assert done.returncode == 0, done.stderr
+    return cluster
+
+
+@pytest.fixture
+def finished_cluster(finished: StandInCluster, tmp_path: Path) -> StandInCluster:
+    """The small cluster after a run of both phases and the evaluation, in a copy of its own."""
+    return finished.copy_to(tmp_path)
 
 
 @pytest.fixture

@@ -127,20 +127,18 @@ def test_a_second_run_repeats_nothing_and_prints_the_result(small_cluster: Stand
     assert small_cluster.contents() == before
 
 
-def test_a_finished_chain_needs_no_training_lmdb(small_cluster: StandInCluster) -> None:
-    assert small_cluster.run().returncode == 0
-    for host in small_cluster.hosts:
-        (small_cluster.node(host) / small_cluster.lmdb).unlink()
-    done = small_cluster.run()
+def test_a_finished_chain_needs_no_training_lmdb(finished_cluster: StandInCluster) -> None:
+    for host in finished_cluster.hosts:
+        (finished_cluster.node(host) / finished_cluster.lmdb).unlink()
+    done = finished_cluster.run()
     assert done.returncode == 0, done.stderr
 
 
-def test_with_other_test_images_the_model_is_evaluated_again(small_cluster: StandInCluster) -> None:
-    assert small_cluster.run().returncode == 0
-    argv_file = small_cluster.play / "test.argv"
+def test_with_other_test_images_the_model_is_evaluated_again(finished_cluster: StandInCluster) -> None:
+    argv_file = finished_cluster.play / "test.argv"
     argv_file.unlink()
-    (small_cluster.root / small_cluster.recipe.data.test.lmdb / "data.mdb").write_text("another")
-    done = small_cluster.run()
+    (finished_cluster.root / finished_cluster.recipe.data.test.lmdb / "data.mdb").write_text("another")
+    done = finished_cluster.run()
     assert done.returncode == 0, done.stderr
     assert argv_file.exists()
 
@@ -172,11 +170,10 @@ def test_the_caffe_root_may_be_elsewhere(small_cluster: StandInCluster) -> None:
     assert (elsewhere / "resnet_50_64nodes_cyc1_iter_3750.caffemodel").exists()
 
 
-def test_prototxts_are_placed_where_the_solvers_name_them(small_cluster: StandInCluster) -> None:
-    assert small_cluster.run().returncode == 0
-    target = small_cluster.root / small_cluster.recipe.prototxt_dir
+def test_prototxts_are_placed_where_the_solvers_name_them(finished_cluster: StandInCluster) -> None:
+    target = finished_cluster.root / finished_cluster.recipe.prototxt_dir
     placed = {path.name: path.read_text() for path in target.iterdir()}
-    assert placed == {path.name: path.read_text() for path in small_cluster.prototxts.iterdir()}
+    assert placed == {path.name: path.read_text() for path in finished_cluster.prototxts.iterdir()}
 
 
 def test_nets_that_recipes_share_are_placed_in_a_folder_of_their_own(tmp_path: Path) -> None:

@@ -77,17 +77,16 @@ def test_world_writable_files_below_the_caffe_root_are_neither_read_nor_run(
     ],
 )
 def test_a_file_of_the_recipe_that_anybody_can_write_is_neither_read_nor_replaced(
-    small_cluster: StandInCluster, name: str
+    finished_cluster: StandInCluster, name: str
 ) -> None:
-    assert small_cluster.run().returncode == 0
-    work = small_cluster.root.parent
-    path = work / name if name.startswith("repository") else small_cluster.root / name
+    work = finished_cluster.root.parent
+    path = work / name if name.startswith("repository") else finished_cluster.root / name
     assert path.is_file()
     path.chmod(0o666)
     which = f"is used with {path}" if name.startswith("repository") else f"contains {name}"
-    assert f"{which}, which can be changed by anybody; make it" in small_cluster.refused()
+    assert f"{which}, which can be changed by anybody; make it" in finished_cluster.refused()
     path.chmod(0o644)
-    assert small_cluster.run().returncode == 0
+    assert finished_cluster.run().returncode == 0
 
 
 @pytest.fixture
@@ -288,49 +287,45 @@ def test_a_script_away_from_its_prototxts(small_cluster: StandInCluster) -> None
 
 
 @pytest.mark.parametrize("file", ["solver_init.prototxt", "train_val.prototxt"])
-def test_a_snapshot_of_other_settings(small_cluster: StandInCluster, file: str) -> None:
-    assert small_cluster.run().returncode == 0
-    with (small_cluster.prototxts / file).open("a") as text:
+def test_a_snapshot_of_other_settings(finished_cluster: StandInCluster, file: str) -> None:
+    with (finished_cluster.prototxts / file).open("a") as text:
         text.write("# changed\n")
     message = f"{INIT}: made from a different {file}; move it away to train init again"
-    assert message in small_cluster.refused(FORCE="1")
+    assert message in finished_cluster.refused(FORCE="1")
 
 
-def test_a_snapshot_of_other_starting_weights(small_cluster: StandInCluster) -> None:
-    assert small_cluster.run().returncode == 0
+def test_a_snapshot_of_other_starting_weights(finished_cluster: StandInCluster) -> None:
     for name in (INIT, f"{INIT}.made-from"):
-        (small_cluster.root / name).rename(small_cluster.root / f"old.{name}")
-    small_cluster.hook("mpiexec.hydra", "echo other weights")
-    (small_cluster.root / CYC1).rename(small_cluster.root / "later")
-    (small_cluster.root / f"{CYC1}.made-from").rename(small_cluster.root / "later.made-from")
-    assert small_cluster.run().returncode == 0
-    (small_cluster.root / f"{CYC1}.made-from").write_text(
-        (small_cluster.root / "later.made-from").read_text().replace("a", "b")
+        (finished_cluster.root / name).rename(finished_cluster.root / f"old.{name}")
+    finished_cluster.hook("mpiexec.hydra", "echo other weights")
+    (finished_cluster.root / CYC1).rename(finished_cluster.root / "later")
+    (finished_cluster.root / f"{CYC1}.made-from").rename(finished_cluster.root / "later.made-from")
+    assert finished_cluster.run().returncode == 0
+    (finished_cluster.root / f"{CYC1}.made-from").write_text(
+        (finished_cluster.root / "later.made-from").read_text().replace("a", "b")
     )
-    assert f"{CYC1}: made from a different" in small_cluster.refused()
+    assert f"{CYC1}: made from a different" in finished_cluster.refused()
 
 
 @pytest.mark.parametrize("damaged", [INIT, CYC1])
 @pytest.mark.parametrize("kind", ["one bit", "truncated"])
 def test_a_snapshot_that_differs_from_the_fetched_one_is_refused(
-    small_cluster: StandInCluster, damaged: str, kind: str
+    finished_cluster: StandInCluster, damaged: str, kind: str
 ) -> None:
-    assert small_cluster.run().returncode == 0
-    path = small_cluster.root / damaged
+    path = finished_cluster.root / damaged
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] if kind == "truncated" else bytes([whole[0] ^ 1]) + whole[1:])
-    assert f"{damaged}: has changed since it was fetched; move it away" in small_cluster.refused()
+    assert f"{damaged}: has changed since it was fetched; move it away" in finished_cluster.refused()
     path.write_bytes(whole)
-    assert small_cluster.run().returncode == 0
+    assert finished_cluster.run().returncode == 0
 
 
 def test_a_later_snapshot_with_missing_starting_weights_stops_before_training(
-    small_cluster: StandInCluster,
+    finished_cluster: StandInCluster,
 ) -> None:
-    assert small_cluster.run().returncode == 0
-    (small_cluster.root / INIT).unlink()
+    (finished_cluster.root / INIT).unlink()
     message = f"{INIT}: missing, but {CYC1} was made from it; restore it, or move {CYC1} away"
-    assert message in small_cluster.refused()
+    assert message in finished_cluster.refused()
 
 
 def test_a_snapshot_of_unknown_settings(small_cluster: StandInCluster) -> None:
@@ -341,7 +336,6 @@ def test_a_snapshot_of_unknown_settings(small_cluster: StandInCluster) -> None:
     )
 
 
-def test_an_empty_snapshot(small_cluster: StandInCluster) -> None:
-    assert small_cluster.run().returncode == 0
-    (small_cluster.root / INIT).write_text("")
-    assert f"{INIT}: empty; move it away to train init again" in small_cluster.refused()
+def test_an_empty_snapshot(finished_cluster: StandInCluster) -> None:
+    (finished_cluster.root / INIT).write_text("")
+    assert f"{INIT}: empty; move it away to train init again" in finished_cluster.refused()

@@ -52,6 +52,16 @@ def cluster(tmp_path: Path) -> StandInCluster:
     return StandInCluster(tmp_path, recipe.model_copy(update={"phases": (init, cyc1), "cluster": nodes}))
 
 
+@pytest.fixture
+def one_phase(tmp_path: Path) -> StandInCluster:
+    """One node and one phase, which is stopped where it ends; nothing is evaluated."""
+    recipe = load_recipe("stampede2-64n-72ep")
+    init = recipe.phases[0].model_copy(update={"lr_policy": "poly", "max_iter": 18720, "stop_iter": 7800})
+    nodes = recipe.cluster.model_copy(update={"nodes": 1})
+    changes = {"phases": (init,), "cluster": nodes, "evaluation": None}
+    return StandInCluster(tmp_path, recipe.model_copy(update=changes))
+
+
 def is_alive(cluster: StandInCluster) -> bool:
     process = int((cluster.play / "training").read_text())
     try:
@@ -82,32 +92,34 @@ def test_a_phase_is_stopped_and_finished_once_its_snapshot_is_whole(
 
 
 def test_a_trainer_that_passes_the_snapshot_to_its_schedules_end_has_finished_the_phase(
-    cluster: StandInCluster,
+    one_phase: StandInCluster,
 ) -> None:
-    cluster.hook(
+    one_phase.hook(
         "mpiexec.hydra", f"{TRAINS_ON}snapshot 7800; snapshot 15600; say 'Optimization Done.'; exit 0\nfi\n"
     )
-    done = cluster.run()
+    done = one_phase.run()
     assert done.returncode == 0, done.stderr
-    assert (cluster.root / INIT).read_text() == "weights 7800\n"
+    assert (one_phase.root / INIT).read_text() == "weights 7800\n"
 
 
-def test_a_trainer_that_dies_right_after_the_snapshot_has_finished_the_phase(cluster: StandInCluster) -> None:
-    cluster.hook("mpiexec.hydra", f"{TRAINS_ON}snapshot 7800; exit 9\nfi\n")
-    done = cluster.run()
+def test_a_trainer_that_dies_right_after_the_snapshot_has_finished_the_phase(
+    one_phase: StandInCluster,
+) -> None:
+    one_phase.hook("mpiexec.hydra", f"{TRAINS_ON}snapshot 7800; exit 9\nfi\n")
+    done = one_phase.run()
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("ignored", ["INT", "INT TERM"])
-def test_a_trainer_that_does_not_stop_is_ended(cluster: StandInCluster, ignored: str) -> None:
+def test_a_trainer_that_does_not_stop_is_ended(one_phase: StandInCluster, ignored: str) -> None:
     if "TERM" in ignored:
-        chain = cluster.library / "chain.sh"
+        chain = one_phase.library / "chain.sh"
         chain.write_text(chain.read_text().replace("TERM:10", "TERM:1"))
-    cluster.hook("mpiexec.hydra", f"{TRAINS_ON}trap '' {ignored}; {WHOLE}")
-    done = cluster.run(STOP_GRACE_S="1")
+    one_phase.hook("mpiexec.hydra", f"{TRAINS_ON}trap '' {ignored}; {WHOLE}")
+    done = one_phase.run(STOP_GRACE_S="1")
     assert done.returncode == 0, done.stderr
-    assert not (cluster.play / "told").exists()
-    assert not is_alive(cluster)
+    assert not (one_phase.play / "told").exists()
+    assert not is_alive(one_phase)
 
 
 @pytest.mark.parametrize(
@@ -143,17 +155,17 @@ def test_a_phase_that_is_not_to_be_stopped_must_not_stop_early(cluster: StandInC
     assert "cyc1: stopped early by a signal" in done.stderr
 
 
-def test_a_term_reaches_a_trainer_that_is_to_be_stopped(cluster: StandInCluster) -> None:
+def test_a_term_reaches_a_trainer_that_is_to_be_stopped(one_phase: StandInCluster) -> None:
     stay = "trap 'touch \"$PLAY/ended\"; exit 143' TERM; go_on\nfi\n"
-    cluster.hook("mpiexec.hydra", f"AT=0\n{TRAINS_ON}{stay}")
-    process = cluster.start()
-    cluster.wait_for(cluster.play / "training")
+    one_phase.hook("mpiexec.hydra", f"AT=0\n{TRAINS_ON}{stay}")
+    process = one_phase.start()
+    one_phase.wait_for(one_phase.play / "training")
     os.kill(process.pid, signal.SIGTERM)
     _, stderr = process.communicate(timeout=600)
     assert process.returncode == 3
     assert "stopped by SIGTERM" in stderr
-    assert (cluster.play / "ended").exists()
-    assert not is_alive(cluster)
+    assert (one_phase.play / "ended").exists()
+    assert not is_alive(one_phase)
 
 
 def test_the_trainer_of_a_killed_run_is_still_stopped_and_its_phase_trained_again(
@@ -177,12 +189,12 @@ def test_the_trainer_of_a_killed_run_is_still_stopped_and_its_phase_trained_agai
 
 
 @pytest.mark.parametrize("grace_s", ["08", "0", "09"])
-def test_a_time_to_stop_may_begin_with_0(cluster: StandInCluster, grace_s: str) -> None:
-    cluster.hook("mpiexec.hydra", TRAINS_ON + WHOLE)
-    done = cluster.run(STOP_GRACE_S=grace_s)
+def test_a_time_to_stop_may_begin_with_0(one_phase: StandInCluster, grace_s: str) -> None:
+    one_phase.hook("mpiexec.hydra", TRAINS_ON + WHOLE)
+    done = one_phase.run(STOP_GRACE_S=grace_s)
     assert done.returncode == 0, done.stderr
     assert "value too great for base" not in done.stderr
-    assert not is_alive(cluster)
+    assert not is_alive(one_phase)
 
 
 def test_an_invalid_stop_grace_starts_no_trainer_even_if_it_is_not_checked(cluster: StandInCluster) -> None:
@@ -199,17 +211,37 @@ def test_a_time_to_stop_that_is_not_a_number_is_refused(cluster: StandInCluster)
     assert cluster.run("--help").stdout.count("STOP_GRACE_S") == 1
 
 
-@pytest.fixture
-def branched(tmp_path: Path) -> StandInCluster:
-    """Two phases; the second starts from an intermediate snapshot of the first."""
+def branch(work: Path) -> StandInCluster:
+    """Write a cluster whose second phase starts from an intermediate snapshot of the first."""
     recipe = load_recipe("stampede2-64n-72ep")
     init, cyc1, *_ = recipe.phases
     init = init.model_copy(update={"snapshot": 3900})
     cyc1 = cyc1.model_copy(update={"weights_iter": 3900})
     nodes = recipe.cluster.model_copy(update={"nodes": 2})
-    made = StandInCluster(tmp_path, recipe.model_copy(update={"phases": (init, cyc1), "cluster": nodes}))
+    made = StandInCluster(work, recipe.model_copy(update={"phases": (init, cyc1), "cluster": nodes}))
     made.hook("mpiexec.hydra", MAKES_MIDWAY)
     return made
+
+
+@pytest.fixture
+def branched(tmp_path: Path) -> StandInCluster:
+    """Two phases, of which none has run."""
+    return branch(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def branched_once(tmp_path_factory: pytest.TempPathFactory) -> StandInCluster:
+    """Two phases after a run; only to be copied."""
+    made = branch(tmp_path_factory.mktemp("branched"))
+    done = made.run()
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture
+def finished_branched(branched_once: StandInCluster, tmp_path: Path) -> StandInCluster:
+    """Two phases after a run, in a copy of its own."""
+    return branched_once.copy_to(tmp_path)
 
 
 MAKES_MIDWAY = f"""[[ $* != *solver_init* ]] ||
@@ -217,17 +249,21 @@ MAKES_MIDWAY = f"""[[ $* != *solver_init* ]] ||
 """
 
 
-def test_a_later_phase_starts_from_an_intermediate_snapshot_of_another(branched: StandInCluster) -> None:
-    done = branched.run()
-    assert done.returncode == 0, done.stderr
-    assert [call.argv[-1] for call in branched.calls("mpiexec.hydra")][1] == f"--weights={MIDWAY}"
-    assert (branched.root / MIDWAY).read_text() == "midway\n"
-    assert (branched.root / INIT).read_text().startswith("weights of")
-    assert [call.argv[-2].rpartition("/")[2] for call in branched.calls("scp")] == [MIDWAY, INIT, CYC1]
+def test_a_later_phase_starts_from_an_intermediate_snapshot_of_another(
+    finished_branched: StandInCluster,
+) -> None:
+    assert [call.argv[-1] for call in finished_branched.calls("mpiexec.hydra")][1] == f"--weights={MIDWAY}"
+    assert (finished_branched.root / MIDWAY).read_text() == "midway\n"
+    assert (finished_branched.root / INIT).read_text().startswith("weights of")
+    assert [call.argv[-2].rpartition("/")[2] for call in finished_branched.calls("scp")] == [
+        MIDWAY,
+        INIT,
+        CYC1,
+    ]
 
-    branched.forget_calls()
-    assert branched.run().returncode == 0
-    assert branched.calls("mpiexec.hydra") == branched.calls("scp") == []
+    finished_branched.forget_calls()
+    assert finished_branched.run().returncode == 0
+    assert finished_branched.calls("mpiexec.hydra") == finished_branched.calls("scp") == []
 
 
 def test_a_phase_without_the_snapshot_that_a_later_one_needs_has_failed(branched: StandInCluster) -> None:
@@ -249,20 +285,18 @@ def test_a_needed_snapshot_that_cannot_be_fetched_leaves_the_phase_unfinished(
 
 
 @pytest.mark.parametrize("content", [None, ""])
-def test_a_missing_needed_snapshot_is_named(branched: StandInCluster, content: str | None) -> None:
-    assert branched.run().returncode == 0
-    (branched.root / CYC1).unlink()
-    (branched.root / MIDWAY).unlink()
+def test_a_missing_needed_snapshot_is_named(finished_branched: StandInCluster, content: str | None) -> None:
+    (finished_branched.root / CYC1).unlink()
+    (finished_branched.root / MIDWAY).unlink()
     if content is not None:
-        (branched.root / MIDWAY).write_text(content)
-    assert f"{MIDWAY}: missing or empty beside {INIT}" in branched.refused()
+        (finished_branched.root / MIDWAY).write_text(content)
+    assert f"{MIDWAY}: missing or empty beside {INIT}" in finished_branched.refused()
 
 
 def test_another_intermediate_snapshot_does_not_silently_train_a_later_phase(
-    branched: StandInCluster,
+    finished_branched: StandInCluster,
 ) -> None:
-    assert branched.run().returncode == 0
-    (branched.root / MIDWAY).write_text("of another training")
-    assert f"{MIDWAY}: has changed since it was fetched" in branched.refused()
-    (branched.root / f"{MIDWAY}.made-from").unlink()
-    assert f"{CYC1}: made from a different {MIDWAY}" in branched.refused()
+    (finished_branched.root / MIDWAY).write_text("of another training")
+    assert f"{MIDWAY}: has changed since it was fetched" in finished_branched.refused()
+    (finished_branched.root / f"{MIDWAY}.made-from").unlink()
+    assert f"{CYC1}: made from a different {MIDWAY}" in finished_branched.refused()
