@@ -47,8 +47,10 @@ def convert(raw: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *more], capture_output=True, text=True, check=False, cwd=raw)
 
 
-def small(raw: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return convert(raw, "--train_shards=3", "--validation_shards=2", "--workers=2", *more)
+def small(raw: Path, *more: str, workers: int = 1) -> subprocess.CompletedProcess[str]:
+    """Convert to few shards; each worker is a process that imports OpenCV, which takes most of the time."""
+    shards = ("--train_shards=3", "--validation_shards=2")
+    return convert(raw, *shards, f"--workers={workers}", *more)
 
 
 def labels_in(folder: Path) -> dict[bytes, tuple[int, bytes]]:
@@ -68,7 +70,7 @@ def labels_in(folder: Path) -> dict[bytes, tuple[int, bytes]]:
 
 
 def test_folders_become_records_with_labels_from_1_and_a_manifest(raw: Path) -> None:
-    done = small(raw)
+    done = small(raw, workers=2)
     assert done.returncode == 0, done.stderr
     records = raw.with_name("records")
     trained = labels_in(records / "train")
@@ -100,7 +102,7 @@ def test_archives_give_the_records_of_the_folders(raw: Path) -> None:
         for path in sorted((raw / "validation").iterdir()):
             outer.add(path, path.name)
     (packed / "synset_labels.txt").write_bytes((raw / "synset_labels.txt").read_bytes())
-    done = small(packed)
+    done = small(packed, workers=2)
     assert done.returncode == 0, done.stderr
     for path in raw.with_name("records").rglob("*-of-*"):
         other = packed.with_name("records") / path.relative_to(raw.with_name("records"))
