@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
-from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.launcher import RankLaunch
 from caffe_recipes.cluster.staging.file_sets import (
     FileSet,
@@ -27,6 +26,7 @@ from caffe_recipes.cluster.staging.relay import BLOCK_BYTES
 from caffe_recipes.cluster.staging.stage import StagedHost, StagingEnv, stage
 from caffe_recipes.cluster.staging.transfers import ChainEnv
 from caffe_recipes.errors import HostFailed
+from tests.stand_in_host import QuickHost
 
 LMDB = "/node/train lmdb"
 CONTENT = bytes(range(256)) * ((2 * BLOCK_BYTES + 100_000) // 256) + b"tail"
@@ -42,7 +42,7 @@ os.execv(words[0], words)
 
 
 @dataclass(frozen=True)
-class FolderHost(LocalHost):
+class FolderHost(QuickHost):
     """A host whose /node is a folder; `down` ones do not answer, `blind` ones do not see the source."""
 
     root: Path = Path()
