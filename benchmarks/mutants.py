@@ -345,6 +345,12 @@ def main() -> None:
     add("--before", type=Path, metavar="FILE.json", help="results of the tree to compare with")
     given, _ = parser.parse_known_args()
     base, root = read_base(), given.root.resolve()
+    if not (root / "caffe_recipes").is_dir():
+        parser.error(f"--root {given.root}: not a checkout of this project")
+    try:  # now, and not after an hour
+        before: dict[str, Result] = json.loads(given.before.read_text()) if given.before else {}
+    except (OSError, ValueError) as error:
+        parser.error(f"--before {given.before}: {error}")
     drawn = draw_mutants(base)
     texts = {mutant: mutant.apply(base[mutant.path], root) for mutant in drawn}
     kept = dict([(mutant, text) for mutant, text in texts.items() if text is not None][: given.count])
@@ -357,7 +363,6 @@ def main() -> None:
     missed = [name for name, result in results.items() if not result["failed"]]
     print(f"caught {len(results) - len(missed)} of {len(results)}; not caught:", *missed, sep="\n  ")
     if given.before:
-        before = json.loads(given.before.read_text())
         both = [name for name in results if name in before]
         now, then = (sum(those[name]["failed"] for name in both) for those in (results, before))
         print(f"of the {len(both)} that were run before as well, {then} were caught then, and {now} now")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.wording import shorten
 
 FORMAT = 1
 
@@ -22,6 +23,6 @@ def take_format(
     """
     found = values.pop("format", None)
     if type(found) is not int or found != FORMAT:
-        seen = f"format {found}" if type(found) is int else "no format number"
+        seen = f"format {shorten(str(found), 20)}" if type(found) is int else "no format number"
         what = f"written by another version of caffe-recipes ({seen}; this version reads format {FORMAT})"
         raise fault(where, what, hint)

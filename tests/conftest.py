@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The time limit of a marked test: one waits for up to 1,000 s for a Slurm job, others 900 s for TensorFlow.
-LIMITS_S = dict.fromkeys(("slow", "cluster", "tensorflow"), 1200)
+# The time limit of a test with one of these marks: one waits for up to 1,000 s for a Slurm job.
+LONG_S, LONG_MARKS = 1200, ("slow", "cluster", "tensorflow")
 
 
 def pytest_configure() -> None:
@@ -34,9 +34,8 @@ def pytest_configure() -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Give a marked test more time, and refuse a test on hosts that `make test-cluster` would not find."""
-    limits = [limit_s for marker, limit_s in LIMITS_S.items() if item.get_closest_marker(marker)]
-    if limits and not item.get_closest_marker("timeout"):
-        item.add_marker(pytest.mark.timeout(max(limits)))
+    if any(item.get_closest_marker(mark) for mark in LONG_MARKS) and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(LONG_S))
     if item.get_closest_marker("cluster") and not item.nodeid.startswith("tests/cluster/"):
         raise pytest.UsageError(f"{item.nodeid}: tests marked `cluster` belong in tests/cluster")
 

@@ -347,7 +347,7 @@ def load_classes(path: Path) -> tuple[str, ...]:
         data = load_within(path, "json-bytes", DataError, "give a list of classes")
         try:
             values = json.loads(data)
-            take_format(values, path, "build the LMDB again", DataError)
+            take_format(values, path, "build its LMDB again, or give a text file of classes", DataError)
             names = values["classes"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             names = None

@@ -361,7 +361,7 @@ class TestSet:
 
 @dataclass(frozen=True)
 class PredictionEnv:
-    """The environment of predictions: the run's folder, the Caffe root, the program, its PATH, its start."""
+    """Where and how models predict: the run's folder, the Caffe root, the program, its PATH, and its call."""
 
     folder: Path
     root: Path

@@ -59,14 +59,13 @@ class TrainerProcess:
         pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
         return next((pid for pid in pids if _is_trainer_of(pid, log)), None)
 
-    def wait(self, most_s: float = POLL_S) -> bool:
-        """Wait for the launcher to end, for `most_s` at most; return whether it is still running."""
+    def wait(self) -> None:
+        """Wait until the launcher has ended, for POLL_S at most."""
         if self._process is None:
-            time.sleep(most_s)
+            time.sleep(POLL_S)
         else:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(most_s)
-        return self.is_running()
+                self._process.wait(POLL_S)
 
     def interrupt(self) -> None:
         """Ask Caffe to stop after the current iteration, as Ctrl-C does: hydra passes SIGINT to all ranks."""

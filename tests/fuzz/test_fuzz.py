@@ -33,7 +33,7 @@ from caffe_recipes.review.rewrites import format_text
 ROOT = Path(__file__).parents[2]
 MOST_S = 2.0  # of processor time, for one file
 SCALE = int(os.environ.get("FUZZ_SCALE", "1"))
-PROTOTXTS, RECIPES, FAMILIES, REVIEWED = 750 * SCALE, 250 * SCALE, 60 * SCALE, 50 * SCALE
+PROTOTXTS, RECIPES, FAMILIES, REVIEWED = 750 * SCALE, 250 * SCALE, 60 * SCALE, 100 * SCALE
 PARTS = 3  # shared by the workers of pytest-xdist
 REVIEWS = ("diff", "lint", "summary")
 
@@ -187,7 +187,7 @@ def test_prototxts_that_are_read_are_reviewed_or_refused(command: str, spoil: Sp
         assert time.process_time() - start < MOST_S
         assert done.exception is None or isinstance(done.exception, (SystemExit, CaffeRecipesError)), index
         codes.add(getattr(done.exception, "exit_code", done.exit_code))
-    assert {2} < codes <= {0, 1, 2}
+    assert {0, 2} <= codes <= {0, 1, 2}
 
 
 @pytest.mark.parametrize(

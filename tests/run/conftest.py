@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -220,6 +221,7 @@ def place(tmp_path: Path, begun: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield made
     try:
         made.wait_for_no_process(60)  # a test that failed may have left a run that would never end
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith(str(root))]
     finally:
         for process in made.processes():
             os.kill(process, signal.SIGKILL)

@@ -75,15 +75,14 @@ class ThreadedTrainer(TrainerProcess):
         """Start the ranks with these labels."""
         super().__init__(log)
         self._ranks = [_ThreadedRank(root, rank, log, label) for rank, label in enumerate(ranks)]
-        self._thread = threading.Thread(target=self._run, args=(words,), daemon=True, name=f"trainer-{log}")
+        self._thread = threading.Thread(target=self._run, args=(words,), daemon=True, name=str(log))
         self._thread.start()
 
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
-    def wait(self, most_s: float = POLL_S) -> bool:
-        self._thread.join(most_s)
-        return self.is_running()
+    def wait(self) -> None:
+        self._thread.join(POLL_S)
 
     def _signal(self, number: signal.Signals) -> None:
         for rank in self._ranks:
