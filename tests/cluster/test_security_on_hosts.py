@@ -111,12 +111,14 @@ def test_a_host_that_would_ask_fails_at_once_in_one_line_and_the_terminal_is_not
     os.write(ours, b"secret\n")
     with configured(cluster, "", cluster.ssh / "known_hosts", key if locked else None):
         # A separate terminal, which any process that opens /dev/tty gets.
-        argv = ["setsid", "--ctty", "--wait", "timeout", "30", *CLEAN, "--hostfile", str(hostfile)]
+        # If it is aborted, it prints what each of its threads waits for.
+        bounded = ["env", "PYTHONFAULTHANDLER=1", "timeout", "--signal=ABRT", "300", *CLEAN]
+        argv = ["setsid", "--ctty", "--wait", *bounded, "--hostfile", str(hostfile)]
         pipe = subprocess.PIPE
         process = cluster.popen("head", argv, stdin=terminal, stdout=pipe, stderr=pipe, text=True)
         out, error = process.communicate()
         assert launch(cluster, cluster.shared, STRICT, "true") != 0
-    assert (process.returncode, out) == (3, "")
+    assert (process.returncode, out) == (3, ""), error
     assert re.search(
         rf"(?m)^node1: not cleaned: cannot be reached by ssh as \w+ at [\d.:]+: .*{message}$", error
     )
