@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command_line import call_main
 from tests.run.conftest import RECIPE
 from tests.run.recorded_run import WHOLE, write_run
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    code = "from caffe_recipes.cli.main import main; main()"
-    argv = [sys.executable, "-c", code, "ensemble", *words]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    return call_main("ensemble", *words, cwd=folder)
 
 
 @pytest.mark.parametrize(

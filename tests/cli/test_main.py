@@ -17,14 +17,9 @@ import yaml
 
 from caffe_recipes.cli.main import COMMANDS, commands
 from caffe_recipes.recipe.shipped import shipped_recipes
+from tests.cli.command_line import call_main
 
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
-
-
-def call(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words], cwd=cwd, capture_output=True, text=True, check=False
-    )
 
 
 def test_every_command_of_the_table_exists() -> None:
@@ -33,7 +28,7 @@ def test_every_command_of_the_table_exists() -> None:
 
 
 def test_help_lists_every_command() -> None:
-    done = call("--help")
+    done = call_main("--help")
     assert done.returncode == 0
     for name, lazy in COMMANDS.items():
         assert f"  {name} " in done.stdout
@@ -84,7 +79,7 @@ def test_each_option_is_explained_and_no_range_is_shown() -> None:
 
 
 def test_version_is_the_package_s() -> None:
-    done = call("--version")
+    done = call_main("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("caffe-recipes, version ")
 
@@ -116,7 +111,7 @@ def test_version_is_the_package_s() -> None:
     ],
 )
 def test_bad_input_gets_a_line_and_exit_2(words: list[str], message: str, tmp_path: Path) -> None:
-    done = call(*words, cwd=tmp_path)
+    done = call_main(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -125,7 +120,7 @@ def test_bad_input_gets_a_line_and_exit_2(words: list[str], message: str, tmp_pa
 
 
 def test_an_error_is_one_line_whatever_is_in_the_name(tmp_path: Path) -> None:
-    done = call("show", "a\nb\x1b[31m.yaml", cwd=tmp_path)
+    done = call_main("show", "a\nb\x1b[31m.yaml", cwd=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(r"Error: a\nb\x1b[31m.yaml: cannot be read: No such file or directory")
@@ -151,7 +146,7 @@ def test_an_interrupt_ends_with_130_and_without_a_traceback(tmp_path: Path) -> N
     recipe["net"] = {"name": "mine", "classes": 10, "function": "pressed:ctrl_c"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
     (tmp_path / "pressed.py").write_text("def ctrl_c(net):\n    raise KeyboardInterrupt\n")
-    done = call("generate", "mine.yaml", cwd=tmp_path)
+    done = call_main("generate", "mine.yaml", cwd=tmp_path)
     assert done.returncode == 130
     assert done.stderr.strip() == ""
     assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", "pressed.py"}
@@ -181,7 +176,7 @@ def test_output_to_a_full_disk_is_bad_input_and_not_a_failed_run(tmp_path: Path,
 
 
 def test_recipes_lists_what_ships() -> None:
-    alone, *families = call("recipes").stdout.split("\n\n")
+    alone, *families = call_main("recipes").stdout.split("\n\n")
     rows = [line.split()[0] for family in families for line in family.splitlines()[1:] if line[2] != " "]
     named = [line.split()[0] for line in alone.splitlines() if line[0] != " "]
     assert [*named, *rows] == list(shipped_recipes())
@@ -189,13 +184,13 @@ def test_recipes_lists_what_ships() -> None:
 
 
 def test_schema_is_a_json_schema_that_knows_the_keys() -> None:
-    schema = json.loads(call("schema").stdout)
+    schema = json.loads(call_main("schema").stdout)
     assert schema["$defs"]["Recipe"]["required"][0] == "name"
     assert "warmup_start_lr" in schema["$defs"]["Phase"]["properties"]
 
 
 def test_show_has_shape_phases_and_reported_results() -> None:
-    done = call("show", "stampede2-64n-72ep")
+    done = call_main("show", "stampede2-64n-72ep")
     assert done.returncode == 0
     for fact in (
         "64 nodes x 2 ranks x 32 images = 4,096 images per iteration",
@@ -209,7 +204,7 @@ def test_show_has_shape_phases_and_reported_results() -> None:
 
 
 def test_show_omits_what_a_recipe_does_not_define() -> None:
-    done = call("show", "digits-local")
+    done = call_main("show", "digits-local")
     assert done.returncode == 0
     assert "reported" not in done.stdout
     assert "estimated" not in done.stdout

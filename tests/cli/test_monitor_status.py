@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from tests.cli.command_line import call_main
 from tests.run.conftest import RECIPE
 from tests.run.recorded_run import WHOLE, launched, started, write_run
 
@@ -15,9 +15,7 @@ STARTED = datetime.fromtimestamp(1_700_000_000).astimezone().strftime("%Y-%m-%d 
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    code = "from caffe_recipes.cli.main import main; main()"
-    argv = [sys.executable, "-c", code, "status", *words]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    return call_main("status", *words, cwd=folder)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The digits' five phases by `caffe-recipes run` on four hosts of two ranks each, under one real hydra.
+"""The digits' five phases by `caffe-recipes run` on two hosts of two ranks each, under one real hydra.
 
 The recipe's own batch, in a quarter of its epochs, which is enough to read the digits.
 """
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cluster, needs_local]
 
 BIN = Path(sys.executable).parent
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-ON_FOUR_NODES = RescaleTarget(nodes=4, epochs=18)
+ON_TWO_NODES = RescaleTarget(nodes=2, epochs=18)
 PHASES = ("init", "cyc1", "cyc2", "cyc3", "collapse")
 
 
@@ -35,14 +35,14 @@ class Chain:
     def __init__(self, cluster: Cluster, root: Path) -> None:
         self.cluster, self.root, self.run = cluster, root, root / "runs/digits-1"
         root.mkdir()
-        recipe = yaml.safe_load(rescale(load_recipe("digits-local"), ON_FOUR_NODES).text)
+        recipe = yaml.safe_load(rescale(load_recipe("digits-local"), ON_TWO_NODES).text)
         recipe["name"] = "digits"
         recipe["data"]["train"]["lmdb"] = "/tmp/digits_lmdb"
         recipe["phases"] = [
             {**phase, "snapshot_prefix": f"/tmp/digits_{phase['name']}"} for phase in recipe["phases"]
         ]
         (root / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-        (root / "hostfile").write_text("node[1-4]:1\n")
+        (root / "hostfile").write_text("node[1-2]:1\n")
 
     def start(self) -> subprocess.Popen[str]:
         command = [str(BIN / "caffe-recipes"), "run", "recipe.yaml"]
@@ -89,15 +89,15 @@ class Chain:
         ]
 
 
-def test_the_digits_train_on_four_hosts_and_a_killed_run_continues_to_the_same_models(
+def test_the_digits_train_on_two_hosts_and_a_killed_run_continues_to_the_same_models(
     cluster: Cluster, shared: Path
 ) -> None:
     undisturbed, killed = Chain(cluster, shared / "undisturbed"), Chain(cluster, shared / "killed")
     output = undisturbed.finish()
-    assert "node[1-4]: 4 x 2 ranks of 8 images" in output
-    assert "staged examples/digits/digits_train_lmdb (4.22 MB) to /tmp/digits_lmdb on node1, node2," in output
-    assert (undisturbed.run / "hostfile").read_text() == "node1\nnode2\nnode3\nnode4\n"
-    assert undisturbed.hosts_with("lmdb/data.mdb") == ["node1", "node2", "node3", "node4"]
+    assert "node[1-2]: 2 x 2 ranks of 16 images" in output
+    assert "staged examples/digits/digits_train_lmdb (4.22 MB) to /tmp/digits_lmdb on node1, node2" in output
+    assert (undisturbed.run / "hostfile").read_text() == "node1\nnode2\n"
+    assert undisturbed.hosts_with("lmdb/data.mdb") == ["node1", "node2"]
     assert undisturbed.hosts_with("*.caffemodel") == ["node1"]
     assert undisturbed.launches() == list(PHASES)
     for node in cluster.nodes:  # by these names alone: the checkout itself may lie in /tmp

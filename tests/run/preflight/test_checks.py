@@ -26,6 +26,7 @@ from caffe_recipes.run.preflight.nodes import look_at_nodes
 from caffe_recipes.run.preflight.storage import check_start
 from caffe_recipes.run.runner import run_chain
 from caffe_recipes.run.trainer import Checkpoint
+from tests.cli.command_line import call_main
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ MAIN = "from caffe_recipes.cli.main import main; main()"
 
 
 def call(place: Place, *words: str) -> tuple[int, str, str]:
-    argv = [sys.executable, "-c", MAIN, "preflight", str(place.recipe), *words]
-    done = subprocess.run(argv, cwd=place.root, capture_output=True, text=True, check=False)
+    done = call_main("preflight", place.recipe, *words, cwd=place.root)
     return done.returncode, done.stdout, done.stderr
 
 
