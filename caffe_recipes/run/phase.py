@@ -485,6 +485,7 @@ def _run_test(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None
     argv = setting.trainer_argv(testing.arguments)
     environment = {**setting.environment, **testing.environment}
     make_room(run.path(log), run.notify)
+    trainer = TrainerProcess(run.path(log))
     try:
         with run.interrupts.held():
             trainer = setting.start(argv, setting.root, environment, run.path(log), ())
@@ -493,7 +494,7 @@ def _run_test(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None
             tail.read()
             stalled = pace.look(tail)
     finally:
-        TrainerProcess(run.path(log)).stop()
+        trainer.stop()
     release(run.path(log))
     tail.read(to_end=True)
     return tail, stalled

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from caffe_recipes.run.events import RunState
 from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.process import StartTrainer, launch_trainer
 from caffe_recipes.run.runner import run_chain
+from tests.cli.command_line import call_main
 from tests.run.fake_caffe import place_program
 from tests.run.threaded_trainer import start_threads
 from tests.stand_in_host import QuickHost
@@ -153,9 +155,14 @@ class Place:
         )
 
     def call(self, *words: str) -> tuple[int, str, str]:
-        process = self.start(*words)
-        stdout, stderr = process.communicate(timeout=600)
-        return process.returncode, stdout, stderr
+        """Call `caffe-recipes run` in this process; return its exit code and what it printed."""
+        chain = partial(
+            run_chain, connect=lambda name, copy_with: self.connect(name), start=self.start_trainer
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("caffe_recipes.run.runner.run_chain", chain)
+            done = call_main("run", self.recipe, *words, cwd=self.root)
+        return done.returncode, done.stdout, done.stderr
 
     def trained(self) -> list[str]:
         path = self.root / "trained.txt"
@@ -191,12 +198,16 @@ class Place:
                 continue
         return found
 
+    def trainer_threads(self) -> list[threading.Thread]:
+        """The trainers of this root that are threads of the test."""
+        return [thread for thread in threading.enumerate() if thread.name.startswith(str(self.root))]
+
     def wait_for_no_process(self, patience_s: float = 600) -> None:
-        """Wait for hydra's proxies, which end shortly after mpiexec."""
+        """Wait for hydra's proxies, which end shortly after mpiexec, and for trainers that are threads."""
         deadline = time.monotonic() + patience_s
-        while self.processes() and time.monotonic() < deadline:
+        while (self.processes() or self.trainer_threads()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert self.processes() == []
+        assert (self.processes(), self.trainer_threads()) == ([], [])
 
 
 @pytest.fixture(scope="session")
@@ -221,7 +232,6 @@ def place(tmp_path: Path, begun: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield made
     try:
         made.wait_for_no_process(60)  # a test that failed may have left a run that would never end
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith(str(root))]
     finally:
         for process in made.processes():
             os.kill(process, signal.SIGKILL)

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from tests.run.conftest import Place
 
 
+def detach(place: Place) -> tuple[int, str, str]:
+    starter = place.start("--detach")
+    stdout, stderr = starter.communicate(timeout=600)
+    return starter.returncode, stdout, stderr
+
+
 def process_of(output: str) -> int:
     found = re.search(r"continues as process (\d+) on ", output)
     assert found, output
@@ -34,7 +40,7 @@ def wait_for_end(place: Place) -> None:
 
 def test_a_detached_run_trains_in_its_own_session_and_prints_how_to_watch_it(place: Place) -> None:
     place.behave(cyc1="waits")
-    code, stdout, stderr = place.call("--detach")
+    code, stdout, stderr = detach(place)
     assert (code, stderr) == (0, "")
     pid = process_of(stdout)
     first, watch, stop = stdout.splitlines()[-3:]
@@ -74,7 +80,7 @@ def test_a_detached_run_inherits_no_open_file_of_its_starter(place: Place) -> No
 def test_a_preflight_error_is_shown_to_the_starter_and_leaves_nothing(place: Place) -> None:
     (place.root / "caffe").unlink()
     before = place.tree()
-    code, _, stderr = place.call("--detach")
+    code, _, stderr = detach(place)
     assert (code, stderr.count("\n")) == (2, 1)
     assert stderr.startswith("Error: ")
     assert "no such Caffe binary" in stderr
@@ -84,7 +90,7 @@ def test_a_preflight_error_is_shown_to_the_starter_and_leaves_nothing(place: Pla
 def test_a_run_that_ends_before_it_trains_gives_its_exit_code(place: Place) -> None:
     place.run()
     before = place.tree()
-    code, stdout, stderr = place.call("--detach")
+    code, stdout, stderr = detach(place)
     assert (code, stderr) == (0, "")
     assert "runs/small-1 is finished" in stdout
     assert place.tree() == before
@@ -115,7 +121,7 @@ def test_a_killed_run_s_trainer_is_taken_over_and_is_enough(place: Place) -> Non
         time.sleep(0.05)
     killed.kill()
     killed.communicate()
-    code, stdout, _ = place.call("--detach")
+    code, stdout, _ = detach(place)
     assert code == 0
     (place.root / "release").touch()
     assert "runs/small-1: continues as process" in stdout
