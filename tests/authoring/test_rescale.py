@@ -85,7 +85,7 @@ def test_a_rank_that_is_left_with_one_image_is_a_warning(batch: int, count: int)
     assert [note.startswith("warning: 53 BatchNorms") for note in warnings] == [True] * count
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.sampled_from([SMALL, LARGE, "digits-local", "paper-t2-8192-256n"]), CHANGES)
 def test_batch_epochs_and_joins_are_as_requested(name: str, change: RescaleTarget) -> None:
     source = load_recipe(name)

@@ -185,6 +185,7 @@ def test_over_16_mb_is_refused_unless_allowed(tmp_path: Path) -> None:
     assert path.read_text() == f'name: "n" # {"." * 16_000_000}\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("fmt",), ("upgrade", "-o", "new")], ids=" ".join)
 def test_a_file_of_15_mb_takes_a_few_times_its_memory(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -173,10 +173,10 @@ def read_images(model: Path, start: int, steps: range) -> list[list[str]]:
 def test_killed_at_three_steps_a_run_has_the_losses_rates_and_images_of_one_that_was_not(
     digits: Digits, tmp_path: Path
 ) -> None:
-    # Each resume has 20 steps at least before the next kill, or before the end.
-    kills = [random.randint(5, 12), random.randint(20, 27), random.randint(20, 27)]
+    # Each resume has 10 steps at least before the next kill, or before the end.
+    kills = [random.randint(5, 12), random.randint(10, 14), random.randint(10, 14)]
     print(f"killed after {kills} steps of each start")  # pytest shows it if the test fails
-    end = 100
+    end = 50
     (tmp_path / "resnet_main.py").write_text(NOTING)
     options = (f"--train_steps={end}", "--deterministic", "--save_checkpoints_steps=4")
     whole = train_command(2, digits, tmp_path / "whole", *options, programs=tmp_path)
@@ -198,7 +198,7 @@ def test_killed_at_three_steps_a_run_has_the_losses_rates_and_images_of_one_that
         assert list(found) == list(steps)
         assert steps.start % 4 == 0
         assert (steps.start > 0) == (number > 0)
-        assert number == 0 or len(steps) >= 20
+        assert number == 0 or len(steps) >= 10
         for step, (loss, rate) in found.items():
             assert (loss, rate) == pytest.approx(wanted[step], abs=1e-5), step
         images = read_images(tmp_path / "killed", steps.start, steps)
