@@ -1,7 +1,12 @@
 """Parse Caffe's log: lines become events, and events become a summary of the training so far.
 
-A line may begin with the `[rank] ` of `mpiexec -l`. Since glog 0.6, its time includes the year. Lines that
+A line may begin with a launcher's label of its rank. Since glog 0.6, its time includes the year. Lines that
 are not about the training (the net's dump, other programs' output, two ranks in one line) are not events.
+
+The lines are those of src/caffe/solver.cpp and sgd_solver.cpp in Intel, BVLC and NVIDIA Caffe. BVLC Caffe has
+the speed between an iteration and its loss. NVIDIA Caffe has the epochs, too, the device before most texts,
+and further values after the rate. Both may write several spaces where ours writes one. Caffe of 2013 tests
+without naming the net or its outputs, and some forks append to the loss how long the training still takes.
 """
 
 from __future__ import annotations
@@ -185,7 +190,9 @@ LONGEST_LINE_BYTES = 1 << 16
 SATURATED_LOSS = 87.3365
 
 # The label of another rank may come first, if the rest of that rank's line never followed.
-_RANK = re.compile(r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): ")
+_RANK = re.compile(
+    r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): |\[[^],\s]{1,99},(\d{1,18})\]<std(?:out|err)>: ?"
+)
 _LABEL = re.compile(r"\[\d{1,18}\] ")
 _GLOG = re.compile(r"([IWEF])(\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ (\S+\] (.*))")
 
@@ -193,31 +200,41 @@ _COUNT = r"(\d{1,18})"
 _NUMBER = r"([-+]?(?:nan|inf|\d+(?:\.\d*)?(?:e[-+]?\d+)?))"
 _VALUE = rf"(.+) = {_NUMBER}(?: \(\* [^(]*\))?"  # a loss is followed by its weight and their product
 
+# The source line, and in NVIDIA Caffe the rank and device: `[0.1]` of a TRAIN net, `(0.1)` of a TEST net.
+_AT = r"\S+ +(?:[\[(][\d.]{1,19}[\])] +)?"
+_MORE = r"(?:, .*)?"
+
 _PATTERNS: list[tuple[str, type[Event]]] = [
-    (rf"\S+ Iteration {_COUNT}, loss = {_NUMBER}", Loss),
-    (rf"\S+ Iteration {_COUNT}, lr = {_NUMBER}", Rate),
-    (rf"\S+ Iteration {_COUNT}, waited (.+)", Waited),
-    (rf"\S+     Train net output #{_COUNT}: {_VALUE}", TrainOutput),
-    (rf"\S+     Test net output #{_COUNT}: {_VALUE}", TestOutput),
-    (rf"\S+ Iteration {_COUNT}, Testing net \(#{_COUNT}\)", TestStarted),
-    (r"\S+ Solving (.*)", Started),
-    (r"\S+ Snapshotting to (?:binary proto|HDF5) file (.+)", Snapshot),
-    (r"\S+ Snapshotting solver state to (?:binary proto|HDF5) file (.+)", SolverState),
-    (r"\S+ Snapshot end", SnapshotEnded),
-    (r"\S+ Finetuning from (.+)", Finetuning),
-    (r"\S+ Resuming from (.+)", Resuming),
-    (r"\S+ Ignoring source layer (.+)", IgnoredLayer),
-    (r"\S+ Optimization Done\.", Done),
-    (r"\S+ Optimization stopped early\.", StoppedEarly),
+    (rf"{_AT}Iteration {_COUNT}(?: \([^()]*\))?, (?:\S+ep, )?loss = {_NUMBER}{_MORE}", Loss),
+    (rf"{_AT}Iteration {_COUNT}, lr = {_NUMBER}{_MORE}", Rate),
+    (rf"{_AT}Iteration {_COUNT}, waited (.+)", Waited),
+    (rf"{_AT}Train net output #{_COUNT}: {_VALUE}", TrainOutput),
+    (rf"{_AT}Test net output (?:mAP )?#{_COUNT}: {_VALUE}", TestOutput),
+    (rf"{_AT}(?=Test score #{_COUNT})Test (score) #\d+: {_NUMBER}", TestOutput),
+    (rf"{_AT}Iteration {_COUNT}, Testing net(?: \(#{_COUNT}\))?", TestStarted),
+    (rf"{_AT}Solving (.*?)(?: Learning Rate Policy: \S+)?", Started),
+    (rf"{_AT}Snapshotting to (?:(?:binary proto|HDF5) file )?(.+)", Snapshot),
+    (rf"{_AT}Snapshotting solver state to (?:(?:binary proto|HDF5) file )?(.+)", SolverState),
+    (rf"{_AT}Snapshot end", SnapshotEnded),
+    (rf"{_AT}Finetuning from (.+)", Finetuning),
+    (rf"{_AT}Resuming from (.+)", Resuming),
+    (rf"{_AT}Ignoring source layer (.+)", IgnoredLayer),
+    (rf"{_AT}Optimization Done(?:\.| in \S.*)", Done),
+    (rf"{_AT}Optimization stopped early\.", StoppedEarly),
     (rf"caffe\.cpp:\d+\] Batch {_COUNT}, {_VALUE}", BatchOutput),
     (rf"caffe\.cpp:\d+\] Loss: {_NUMBER}", MeanLoss),
     (rf"caffe\.cpp:\d+\] {_VALUE}", MeanOutput),
 ]
-_CONVERT: dict[object, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+# Only a number may be missing: that of the TEST net.
+_CONVERT: dict[object, Callable[[Any], Any]] = {
+    "int": lambda text: int(text or 0),
+    "float": float,
+    "str": str,
+}
 
 # Few lines of a log are events, and each event has one of these words, so other lines are skipped fast.
 _WORDS = re.compile(
-    r"Iteration|net output|Solving |Snapshot|Finetuning|Resuming|Ignoring|Optimization|caffe\.cpp"
+    r"Iteration|net output|Test score|Solving |Snapshot|Finetuning|Resuming|Ignoring|Optimization|caffe\.cpp"
 )
 # Fatal messages that are not written by glog: those of protobuf, glog's signal handler and caffe-torch.
 _FATAL = re.compile(r"\[libprotobuf FATAL \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
@@ -264,13 +281,16 @@ def _without_glog(line: str) -> Event | None:
 def split_rank(line: str) -> tuple[int | None, str]:
     """Split a line into its rank and its text; the rank is None if the line has no label.
 
-    The label is the `[rank] ` of `mpiexec -l`, or the `rank: ` of `srun --label`. mpiexec also appends a
-    label to output that does not end in a line break; it is removed.
+    The label is the `[rank] ` of `mpiexec -l`, the `rank: ` of `srun --label`, or the `[job,rank]<stderr>:`
+    of Open MPI's `mpirun --tag-output`. mpiexec also appends a label to output that does not end in a line
+    break; it is removed.
 
     >>> split_rank("[0] [1] no route"), split_rank("[1] no route[0] "), split_rank("no route")
     ((1, 'no route'), (1, 'no route'), (None, 'no route'))
     >>> split_rank("07: no route")
     (7, 'no route')
+    >>> split_rank("[1,3]<stderr>:no route")
+    (3, 'no route')
     """
     match = _RANK.match(line)
     if not match:
@@ -281,7 +301,7 @@ def split_rank(line: str) -> tuple[int | None, str]:
         if start < 0 or not _LABEL.fullmatch(line, start, end):
             break
         end = start
-    return int(match[1] or match[2]), line[match.end() : end]
+    return int(next(filter(None, match.groups()))), line[match.end() : end]
 
 
 def _time(year: int, stamp: list[str]) -> datetime | None:

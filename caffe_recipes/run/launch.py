@@ -36,6 +36,7 @@ from caffe_recipes.run.trainer_log import (
     find_divergence,
     find_failure,
     find_guessing,
+    find_unread,
     has_passed,
     last_value,
     losses_until,
@@ -304,6 +305,7 @@ class _LaunchMonitor:
         self._keeper = CheckpointKeeper(run, training, tail, self.lead)
         self._ignored = 0
         self._is_snapshot_requested = self._is_warned = False
+        self._seen = (0, 0)
         self._is_read = is_read
         self._damaged: Future[Trouble | None] | None = None
         self.was_full = False
@@ -323,7 +325,7 @@ class _LaunchMonitor:
         tail.read()
         if (len(tail.summary.losses), len(tail.summary.rates)) != before:
             self._show_progress()
-            self._warn_of_guessing()
+        self._warn()
         if find_divergence(losses_until(tail.summary, training.last_iter)):
             return True
         self.trouble = self._find_ignored() or self._find_damaged()
@@ -391,6 +393,7 @@ class _LaunchMonitor:
     def finish(self) -> None:
         """Keep what was written just before the launch ended, if rank 0's host still answers."""
         self._tail.read(to_end=True)
+        self._warn()
         self._reserve_log()
         # The launch may have ended before the first poll.
         damaged = self._find_damaged(waits=self.trouble is None)
@@ -407,13 +410,17 @@ class _LaunchMonitor:
         progress = measure_step(summary, self._training.phase, run.plan.trainings, self._whole)
         run.reporter.show_progress(progress)
 
-    def _warn_of_guessing(self) -> None:
-        """Warn once if the net has learned nothing for an epoch."""
-        setting, training = self._run.setting, self._training
-        if self._is_warned:
+    def _warn(self) -> None:
+        """Warn once if the net has learned nothing for an epoch, or if the log's losses cannot be read."""
+        setting, training, summary = self._run.setting, self._training, self._tail.summary
+        seen = len(summary.losses), len(summary.snapshots)
+        if self._is_warned or seen == self._seen:
             return
+        self._seen = seen
         epoch_iter = setting.recipe.train_images / training.images_per_iter
-        found = find_guessing(self._tail.summary, setting.trainer.classes(), epoch_iter)
+        found = find_guessing(summary, setting.trainer.classes(), epoch_iter) or find_unread(
+            summary, training.display_iter, self._launch.resumed or 0
+        )
         if found is not None:
             self._is_warned = True
             self._run.notify(f"warning: {found}", training.phase)

@@ -286,6 +286,26 @@ def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str |
     return None
 
 
+_ITERATION = re.compile(r"_iter_(\d{1,18})(?:\.|$)")
+
+
+def find_unread(summary: LogSummary, display_iter: int, first_iter: int = 0) -> str | None:
+    """Return how a log shows snapshots, but not the losses before them, so that no divergence can be seen.
+
+    `first_iter` is where the launch began, and `display_iter` the interval of the losses; 0 if not known.
+    """
+    marks = (_ITERATION.search(path) for path in reversed(summary.snapshots))
+    written = next((int(mark[1]) for mark in marks if mark), 0)
+    shown = max(summary.losses, default=-1)
+    if not display_iter or written - first_iter < display_iter or shown >= written - display_iter:
+        return None
+    since = f"no loss since iteration {shown:,}" if summary.losses else "no loss"
+    return (
+        f"the log shows a snapshot at iteration {written:,}, but {since}: this program's lines are not known"
+        " here, so the run does not notice a loss that diverges; look for it in the log"
+    )
+
+
 def find_failure(tail: LogTail, training: Training) -> str | None:
     """Return why a trainer that has ended did not train to the end; None if it did.
 

@@ -302,7 +302,7 @@ is_complete() { # LOG SNAPSHOT STOP_ITER
   local from at
   from=$(grep -nF -m 1 -- " file $2" "$1" | cut -d : -f 1)
   [[ -z $from || -z $(tail -n "+$from" -- "$1" | sed -nE '/^(\[0\] ?)?I.*\] Snapshot end/p') ]] || return 0
-  at=$(sed -nE 's/^(\[0\] ?)?I.*\] Iteration ([0-9]{1,18}), loss = .*/\2/p' "$1" | tail -n 1)
+  at=$(sed -nE 's/^(\[0\] ?)?I.*\] +Iteration ([0-9]{1,18})(,| \().*loss = .*/\2/p' "$1" | tail -n 1)
   ((${at:--1} >= $3))
 }
 

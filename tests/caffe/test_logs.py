@@ -89,6 +89,56 @@ def test_lines_as_caffe_prints_them_are_events(line: str, event: ev.Event, prefi
     assert (entry.event, entry.rank) == (event, 0 if prefix else None)
 
 
+NV = "    [0.0]"  # how NVIDIA Caffe names the device of a TRAIN net
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "event"),
+    [
+        # BVLC Caffe, src/caffe/solver.cpp:239
+        ("solver.cpp:218", "Iteration 0 (-1.4e-45 iter/s, 0.013s/10 iters), loss = 2.3", ev.Loss(0, 2.3)),
+        ("solver.cpp:239", "Iteration 100 (2.5 iter/s, 40s/100 iters), loss = nan", ev.Loss(100, math.inf)),
+        # NVIDIA Caffe, src/caffe/solver.cpp:337 and its older versions
+        ("solver.cpp:342", f"{NV} Iteration 0 (0.29 s), loss = 6.9", ev.Loss(0, 6.9)),
+        ("solver.cpp:337", f"{NV} Iteration 9 (5 iter/s, 1.9s/10 iter), 0/0.9ep, loss = 6", ev.Loss(9, 6)),
+        ("solver.cpp:334", "Iteration 100 (497.3 iter/s, 0.19s/98 iter), loss = 2.1", ev.Loss(100, 2.1)),
+        ("solver.cpp:337", "    [3] Iteration 9 (0.5 s), 1.5e-05/90ep, loss = 6", ev.Loss(9, 6)),
+        (
+            "solver.cpp:358",
+            f"{NV}     Train net output #0: a b = 6 (* 1 = 6 loss)",
+            ev.TrainOutput(0, "a b", 6),
+        ),
+        ("solver.cpp:581", "    (0.0)    Test net output #1: top-1 = 0.5", ev.TestOutput(1, "top-1", 0.5)),
+        ("solver.cpp:712", "Test net output mAP #0: eval = 0.7", ev.TestOutput(0, "eval", 0.7)),
+        (
+            "sgd_solver.cpp:180",
+            "[0.0] Iteration 9, lr = 0.01, m = 0.9, lrm = 0.1, wd = 0.0005, gs = 1",
+            ev.Rate(9, 0.01),
+        ),
+        ("solver.cpp:411", "[0.0] Solving My Net Learning Rate Policy: poly", ev.Started("My Net")),
+        ("solver.cpp:443", "[0.0] Optimization stopped early.", ev.StoppedEarly()),
+        ("caffe.cpp:262", "Optimization Done in 2m 3.5s", ev.Done()),
+        # Caffe of 2013 and 2014
+        ("solver.cpp:87", "Iteration 500, Testing net", ev.TestStarted(500, 0)),
+        ("solver.cpp:114", "Test score #1: 1.27805", ev.TestOutput(1, "score", 1.27805)),
+        ("solver.cpp:126", "Snapshotting to lenet_iter_10000", ev.Snapshot("lenet_iter_10000")),
+        ("solver.cpp:133", "Snapshotting solver state to a.solverstate", ev.SolverState("a.solverstate")),
+        # a fork that says how long it still takes
+        ("solver.cpp:230", "Iteration 5 (1 iter/s, 5s/5 iter), loss = 2, remaining 1 hours", ev.Loss(5, 2)),
+    ],
+)
+@pytest.mark.parametrize("stamp", ["0306 10:00:00.000000", "20260306 10:00:00.000000"])
+@pytest.mark.parametrize("label", ["", "[0] ", "0: ", "[1,0]<stderr>:"])
+def test_lines_of_other_caffes_are_events(
+    place: str, text: str, event: ev.Event, stamp: str, label: str
+) -> None:
+    entry = parse_line(label + glog(place, text, stamp))
+    assert entry is not None and entry.rank == (0 if label else None)
+    if isinstance(entry.event, ev.Loss) and math.isnan(entry.event.loss):
+        entry = Entry(ev.Loss(entry.event.iteration, math.inf))
+    assert entry.event == event
+
+
 @pytest.mark.parametrize(
     "line",
     [

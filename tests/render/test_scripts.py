@@ -148,6 +148,9 @@ is_complete "$1" "$2" 7800 && echo whole || echo not
         ("[0] I1120 1 2 solver.cpp:312] Iteration 7760, loss = 0.1", "not"),
         ("[0] I1120 1 2 solver.cpp:312] Iteration 7800, loss = 0.1", "whole"),
         ("[1] I1120 1 2 solver.cpp:312] Iteration 7800, loss = 0.1", "not"),
+        ("I1120 1 2 solver.cpp:239] Iteration 7800 (2 iter/s, 5s/10 iters), loss = 0.1", "whole"),
+        ("I1120 1 2 solver.cpp:337]     [0.0] Iteration 7800 (9 s), 0.1/9ep, loss = 0.1", "whole"),
+        ("I1120 1 2 solver.cpp:348] Iteration 7800, Testing net (#0)", "not"),
     ],
 )
 def test_a_snapshot_is_complete_once_rank_0_logs_that_or_trains_on(

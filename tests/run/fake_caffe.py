@@ -189,14 +189,21 @@ class Rank:
 
     def iterate(self, solver: pb.SolverParameter, iteration: int, behaviour: str) -> None:
         """Train up to the next line of the log, with a snapshot there if the solver asks for one."""
-        lost = {"nan": "nan", "stuck": "87.3365"}.get(behaviour) if iteration else None
+        lost = {"nan": "nan", "stuck": "87.3365", "bvlc-nan": "nan"}.get(behaviour) if iteration else None
+        shown = {
+            "bvlc-nan": f"Iteration {iteration} (2 iter/s, 1s/2 iters), loss",
+            "unknown-lines": f"Step {iteration}: loss",
+        }.get(behaviour, f"Iteration {iteration}, loss")
         if behaviour == "nan-after" and iteration > solver.snapshot:
             lost = "nan"
-        self.say("solver.cpp:312", f"Iteration {iteration}, loss = {lost or 2.5 / (1 + iteration)}")
+        self.say("solver.cpp:312", f"{shown} = {lost or 2.5 / (1 + iteration)}")
         self.say("sgd_solver.cpp:219", f"Iteration {iteration}, lr = {solver.base_lr:.6g}")
         if behaviour == "snapshots-slowly":
             self.catch(signal.SIGHUP)
-        if behaviour in ("waits", "snapshots-slowly", "ignores-term", "nan", "stuck") and iteration == 4:
+        if (
+            behaviour in ("waits", "snapshots-slowly", "ignores-term", "nan", "stuck", "bvlc-nan")
+            and iteration == 4
+        ):
             self.wait_for("release")
         self.pause(0 if behaviour == "fast" else 0.01)
         reached = iteration + solver.display

@@ -218,6 +218,7 @@ def test_a_runs_damaged_digests_are_named(place: Place, content: str) -> None:
     ("behaviour", "reason"),
     [
         ("nan", "the loss is nan at iteration 2"),
+        ("bvlc-nan", "the loss is nan at iteration 2"),
         ("stuck", "the loss is stuck at 87.3365 at iteration 4"),
         ("ends-early", "it ended after iteration 6 of 8"),
         ("stopped", "it was stopped early by a signal"),
@@ -240,6 +241,14 @@ def test_a_phase_that_went_wrong_fails_the_run_whatever_the_trainer_returned(
     assert str(caught.value).endswith("log: runs/small-1/logs/init-1.log")
     assert not place.state().finished
     assert list((place.root / "runs/small-1/snapshots").iterdir()) == []
+
+
+def test_a_log_whose_losses_cannot_be_read_is_reported(place: Place) -> None:
+    place.behave(init="unknown-lines")
+    place.run()
+    warned = "init: warning: the log shows a snapshot at iteration 8, but no loss:"
+    assert place.output.getvalue().count(warned) == 1
+    assert "cyc1: warning" not in place.output.getvalue()
 
 
 def test_a_failed_phase_is_tried_again_and_the_finished_ones_are_not(place: Place) -> None:

@@ -14,6 +14,7 @@ from caffe_recipes.run.trainer_log import (
     find_divergence,
     find_failure,
     find_guessing,
+    find_unread,
     has_passed,
     images_per_s,
     measure,
@@ -361,3 +362,19 @@ def test_an_accuracy_at_chance_in_two_tests_after_an_epoch_is_reported() -> None
     )
     assert find_guessing(tested("0.1", "0.1"), 10, 20) is None, "one test is luck"
     assert find_guessing(tested("0.1", "0.1", "0.3"), 10, 20) is None
+
+
+def test_snapshots_without_the_losses_before_them_are_reported() -> None:
+    def written(iteration: int, *losses: tuple[int, float, str]) -> LogSummary:
+        snapshot = f"Snapshotting to binary proto file tmp/a_iter_{iteration}.caffemodel"
+        return read_log([*lines(*losses), log_line(snapshot)])
+
+    assert (find_unread(written(100), 20) or "").startswith(
+        "the log shows a snapshot at iteration 100, but no loss: this program's lines are not known here"
+    )
+    assert "but no loss since iteration 0:" in (find_unread(written(100, (0, 0, "2")), 20) or "")
+    assert find_unread(written(100, (0, 80, "2")), 20) is None
+    assert find_unread(written(100), 0) is None, "the solver displays nothing"
+    assert find_unread(written(15), 20, first_iter=10) is None, "nothing was due"
+    assert find_unread(written(100), 20, first_iter=90) is None, "a snapshot on request after a resume"
+    assert find_unread(LogSummary(), 20) is None
