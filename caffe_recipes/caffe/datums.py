@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ def writing(out: Path, then: str = "") -> Iterator[None]:
 
 # LMDB forbids opening a file twice in one process, but a TRAIN and a TEST net may read the same one.
 _environments: WeakValueDictionary[Path, lmdb.Environment] = WeakValueDictionary()
+_opening = threading.Lock()  # the checks of a preflight open one LMDB from several threads
 
 _COMMIT_EVERY = 1000
 
@@ -96,7 +98,8 @@ class Datums:
 
     def close(self) -> None:
         """Release the environment, which closes when the last Datums of its file is closed."""
-        self._environment = None
+        with _opening:
+            self._environment = None
 
     def __enter__(self) -> Datums:
         """Return the open LMDB, for a `with` block."""
@@ -141,9 +144,11 @@ def open_datums(path: str | Path) -> Datums:
             raise DataError(path, "holds a data.mdb that is not a file", "give another folder")
         key = file.resolve()
         tree = load_tree(path)
-        environment = _environments.get(key) or lmdb.open(
-            os.fspath(path), readonly=True, lock=False, create=False
-        )
+        with _opening:
+            environment = _environments.get(key) or lmdb.open(
+                os.fspath(path), readonly=True, lock=False, create=False
+            )
+            _environments[key] = environment
     except FileNotFoundError:
         what = "holds no data.mdb" if path.is_dir() else "no such LMDB"
         raise DataError(path, what, "give the folder that holds data.mdb") from None
@@ -154,7 +159,6 @@ def open_datums(path: str | Path) -> Datums:
         raise DataError(path, f"cannot be read: {reason}", "check the path and its permissions") from None
     except lmdb.Error as error:
         raise DataError(path, _reason(file, error), "build or copy the LMDB again") from None
-    _environments[key] = environment
     if tree is None:
         raise DataError(path, "is not an LMDB", "build or copy the LMDB again")
     datums = Datums(path, tree, environment)

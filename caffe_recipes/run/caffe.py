@@ -10,11 +10,11 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from caffe_recipes.caffe import layers, pb
 from caffe_recipes.caffe.datums import open_datums
@@ -42,6 +42,9 @@ from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, veri
 from caffe_recipes.run.trainer import Attempt, Checkpoint, Testing, Trainer, Training, Trial
 from caffe_recipes.wording import shorten
 
+if TYPE_CHECKING:
+    from caffe_recipes.review.lint.rules import Finding
+
 _SOLVER, _WEIGHTS, _SNAPSHOT = "--solver=", "--weights=", "--snapshot="
 _MODEL, _STATE = ".caffemodel", ".solverstate"
 STATE_NAME = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
@@ -60,7 +63,7 @@ class Caffe(Trainer):
     initialization: ClassVar[str] = "the nets' fillers"
     failure_hint: ClassVar[str] = "give another Caffe with --caffe"
     checks: ClassVar[tuple[str, ...]] = (
-        *("trainer", "folders", "prototxts", "training data", "test data", "mean file"),
+        *("trainer", "folders", "prototxts", "training data", "test data", "mean file", "lint"),
         *("starts from", "snapshots", "disk"),
     )
 
@@ -184,6 +187,15 @@ class Caffe(Trainer):
         """Return the text of each prototxt, by the path that the solvers and the trainer use for it."""
         files, placed = generate(self.recipe), placed_paths(self.recipe)
         return {placed[path]: text for path, text in files.items() if path in placed}
+
+    def mistakes(self, phases: Collection[str], root: Path, source: Path | None) -> tuple[InputError, ...]:
+        """Return the errors of `lint` in the files of some phases, each at its first place."""
+        from caffe_recipes.review.lint.recipes import find_errors  # `status` and `attach` do not need it
+
+        first: dict[tuple[str, str], Finding] = {}
+        for found in find_errors(self.recipe, phases, root, source):
+            first.setdefault((found.id, found.what), found)
+        return tuple(_as_error(found) for found in first.values())
 
     def folders(self) -> tuple[str, ...]:
         """Return the folders under the Caffe root that hold the prototxts."""
@@ -531,6 +543,13 @@ def trial_net() -> pb.NetParameter:
         layers.inner_product("ip", "data", num_output=2),
         layers.softmax_with_loss("loss", "ip", "label"),
     )
+
+
+def _as_error(found: Finding) -> InputError:
+    """Return an error of lint as one that stops a run, with what to do about it."""
+    advice = f"{found.write}; or " if found.write else ""
+    hint = f"{advice}see `caffe-recipes lint --explain {found.id}`, which also says how a recipe accepts it"
+    return InputError(found.where, f"[{found.id}] {found.what}: {found.effect}", hint)
 
 
 def _short(text: str) -> str:

@@ -7,7 +7,7 @@ relative to the Caffe root.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -16,6 +16,7 @@ from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.cluster.staging.file_sets import FileSet
+from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Reported
 from caffe_recipes.tensorflow.run import Misspelt
 
@@ -254,6 +255,13 @@ class Trainer(Protocol):
 
     def files(self) -> dict[str, str]:
         """Return the files that must exist before a launch: {path: text}."""
+
+    def mistakes(self, phases: Collection[str], root: Path, source: Path | None) -> tuple[InputError, ...]:
+        """Return the errors of `lint` in what some phases train, without those that the recipe accepts.
+
+        `source` is where the training data are staged from, without which it is the recipe's own.
+        """
+        return ()
 
     def unknown_flags(self) -> tuple[Misspelt, ...]:
         """Return the flags of the recipe that the programs do not know: location, what is wrong, hint."""

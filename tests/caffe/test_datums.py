@@ -1,6 +1,8 @@
 import os
 import pickle
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.queues import SimpleQueue
@@ -43,6 +45,21 @@ def build_raw(path: Path, records: dict[bytes, bytes]) -> Path:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_several_threads_may_open_one_lmdb(tmp_path: Path) -> None:
+    path, interval_s = build(tmp_path / "lmdb", [raw(7)]), sys.getswitchinterval()
+
+    def read_first(_: int) -> int:
+        with open_datums(path) as datums:
+            return datums[0].label
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(read_first, range(400))) == {7}
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def test_records_come_back_in_key_order_with_convert_imagesets_keys(tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ evaluation: {net: train_val, iterations: 1}
 reported: {top1_percent: 76.3}
 """
 
+# A net that computes no loss.
+NO_LOSS = """\
+layer { name: "a" type: "Data" top: "x" top: "y" include { phase: TRAIN } data_param { source: "q" } }
+layer { name: "b" type: "Data" top: "x" top: "y" include { phase: TEST } data_param { source: "q" } }
+layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 10 } }
+"""
+
 
 def open_quick_host(name: str) -> Host:
     return QuickHost(name) if is_this_machine(name) else open_host(name)
@@ -101,6 +108,11 @@ class Place:
         text = self.recipe.read_text()
         assert before in text
         self.recipe.write_text(text.replace(before, after))
+
+    def take_net_without_loss(self) -> None:
+        """Train a net of the recipe's own that computes no loss."""
+        self.edit("builder: resnet_small", "prototxt: own.prototxt")
+        (self.root / "own.prototxt").write_text(NO_LOSS)
 
     def behave(self, **phases: str) -> None:
         (self.root / "behaviour.json").write_text(json.dumps(phases))

@@ -186,6 +186,11 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "HTML as start weights": (weights(b"<html>not found</html>"), "start.caffemodel: is an HTML page"),
     "truncated start weights": (weights(OTHER_NET[:-2]), "start.caffemodel: .*truncated"),
     "start weights of another net": (weights(OTHER_NET), "start.caffemodel: does not fit net Small: "),
+    "what lint calls an error": (
+        lambda place, write_lmdb: place.take_net_without_loss(),
+        r"small: nets.train_val: \[no-loss\] layer .*: nothing is learned, .*; "
+        r"add a loss, such as SoftmaxWithLoss; or see `caffe-recipes lint --explain no-loss`",
+    ),
 }
 
 
@@ -228,6 +233,13 @@ def test_all_findings_are_shown_though_the_first_error_decides(place: Place) -> 
     assert [subject for _, subject in rows if subject not in ignored] == [
         name for name in CHECKS if name not in others
     ]
+
+
+def test_an_error_of_lint_that_the_recipe_accepts_does_not_stop_a_run(place: Place) -> None:
+    place.take_net_without_loss()
+    place.edit("reported:", "accept: [{finding: no-loss, reason: a stand-in}]\nreported:")
+    assert place.run().outputs
+    assert "ok      lint           no errors in 3 phases" in place.output.getvalue()
 
 
 def test_caffe_torch_is_not_a_stand_in_for_a_missing_caffe(place: Place) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caffe_recipes.config import Location, write_key
 from caffe_recipes.files import read_bytes
-from caffe_recipes.recipe.checks import Location
 from caffe_recipes.recipe.graph import model_epochs, total_epochs
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.recipe.source import load_recipe, locate_keys
@@ -24,6 +24,7 @@ from caffe_recipes.review.lint.check import (
 from caffe_recipes.review.lint.inputs import GPU_DIALECTS, check_records, check_text, find_datum, parse_text
 from caffe_recipes.review.lint.recipe_rules import (
     accept_findings,
+    accepts,
     check_cores,
     check_recipe_values,
     check_threads,
@@ -35,6 +36,7 @@ from caffe_recipes.review.naming import is_file
 from caffe_recipes.wording import describe_names
 
 if TYPE_CHECKING:
+    from caffe_recipes.caffe import pb
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.recipe.model import Recipe
     from caffe_recipes.review.lint.rules import Finding
@@ -65,10 +67,52 @@ def lint_recipe(
     return [replace(one, where=place_in_recipe(one.where, recipe, common, texts, locate)) for one in accepted]
 
 
+def find_errors(
+    recipe: Recipe, phases: Collection[str], root: Path | None = None, lmdb_source: Path | None = None
+) -> list[Finding]:
+    """Return the errors, without accepted ones, in what some phases of a recipe train, and in its evaluation.
+
+    Paths of data are relative to `root`, the Caffe root. A training LMDB that is not there yet is looked for
+    at `lmdb_source`, from which it is staged. Raises RecipeError or PrototxtError as `lint_recipe` does.
+    """
+    paths, files = placed_paths(recipe), generate(recipe)
+    texts = {path: files[path] for path in paths}
+    nets = {phase.net for phase in recipe.phases if phase.name in phases}
+    nets |= {recipe.evaluation.net} if recipe.evaluation else set()
+    unused = {solver_file(recipe, phase.name) for phase in recipe.phases if phase.name not in phases}
+    unused |= {net_file(recipe, net) for net in recipe.nets if net not in nets}
+
+    def locate(key: Location) -> str:
+        return f"{recipe.name}: {write_key(key)}"
+
+    checked = check_recipe(recipe, texts, locate, recipe.dialect, root, lmdb_source)
+    return [
+        replace(one, where=place_in_recipe(one.where, recipe, recipe.solver.model_fields_set, texts, locate))
+        for one in sort_findings(checked, paths)
+        if one.severity == "error"
+        and (not one.phase or one.phase in phases)
+        and split_place(one.where)[0] not in unused
+        and not any(accepts(each, one) for each in recipe.accept)
+    ]
+
+
 def check_recipe(
-    recipe: Recipe, texts: Mapping[str, str], locate: _Locate, dialect: str
+    recipe: Recipe,
+    texts: Mapping[str, str],
+    locate: _Locate,
+    dialect: str,
+    root: Path | None = None,
+    lmdb_source: Path | None = None,
 ) -> Iterator[Finding]:
-    """Find mistakes in a recipe, including those that it accepts. `texts` are its prototxts by path."""
+    """Find mistakes in a recipe, including those that it accepts. `texts` are its prototxts by path.
+
+    `root` and `lmdb_source` are as in `find_errors`.
+    """
+
+    def find_first(source: str) -> pb.Datum | None:
+        staged_from = str(lmdb_source or train.source or "") if source == train.lmdb else ""
+        return find_datum(source, root) or find_datum(staged_from, root)
+
     documents = {path: parse_text(text, path, dialect) for path, text in texts.items()}
     chain = build_chain(recipe, documents, dialect)
     yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
@@ -84,10 +128,10 @@ def check_recipe(
         yield from check_net(
             documents[net_file(recipe, name)],
             classes=recipe.net.classes,
-            datum_of=lambda source: find_datum(source, None),
+            datum_of=find_first,
             dialect=dialect,
         )
-        yield from check_records(documents[net_file(recipe, name)], None)
+        yield from check_records(documents[net_file(recipe, name)], root)
     for path, text in texts.items():
         yield from check_text(text, path, dialect)
 

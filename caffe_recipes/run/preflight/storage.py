@@ -95,6 +95,16 @@ def check_files(view: NodeView) -> list[CheckResult]:
     return as_findings(f"{setting.trainer.file_kind}s", _first_of_each_host(problems), placed)
 
 
+def check_lint(view: NodeView) -> list[CheckResult]:
+    """Find what `lint` calls an error in the phases that are still to be trained."""
+    setting, done = view.setting, view.state.finished
+    left = [step.phase for step in view.plan.trainings if step.phase not in done]
+    errors = setting.trainer.mistakes(left, setting.root, setting.lmdb_source)
+    if not errors:
+        return [CheckResult("lint", f"no errors in {describe_count(len(left), 'phase')}")]
+    return [CheckResult("lint", str(error), error) for error in errors]
+
+
 def check_start(view: NodeView) -> list[CheckResult]:
     """Check the weights that unfinished phases start from, here and on every host that reads them.
 

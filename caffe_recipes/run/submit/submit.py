@@ -53,7 +53,7 @@ from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import check_root, describe_changes, own_paths
 from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
 from caffe_recipes.run.monitor.status import RunStatus, find_status
-from caffe_recipes.run.plan import find_trainer, plan_files
+from caffe_recipes.run.plan import find_trainer, plan_files, plan_steps
 from caffe_recipes.run.submit.plan import (
     JobStep,
     PlannedJobs,
@@ -126,6 +126,14 @@ def check_placed(recipe: AnyRecipe, options: SubmitOptions) -> None:
                 command = describe_generate(recipe, options, options.root, "--overwrite")
                 hint += f", or overwrite it: {command}"
             raise InputError(options.root / difference.path, what, hint)
+
+
+def check_mistakes(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str]) -> None:
+    """Raise InputError for an error of `lint` in the phases that are not `done`; the job would refuse it."""
+    left = [step.phase for step in plan_steps(recipe) if step.phase not in done]
+    source = options.environment.get("LMDB_SOURCE")
+    for error in find_trainer(recipe).mistakes(left, options.root, Path(source) if source else None):
+        raise error
 
 
 def check_unchanged(recipe: AnyRecipe, status: RunStatus) -> None:
@@ -284,6 +292,7 @@ def describe_submission(
     status = RunStatus(recipe.name, recipe.name)
     with suppress(InputError):  # there is no run, and nothing was submitted
         status = find_status(recipe.name, _where(options), FollowEnv(ask=lambda ids, names: ()), reach=False)
+    check_mistakes(recipe, options, _done(status))
     planned = plan_submission(recipe, options, _done(status), is_dry=True)
     if not note and not options.root.is_dir():
         note = f"{options.root} does not exist on this machine; paths are those of the cluster"
@@ -363,7 +372,9 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     before = load_submissions(path)
     status = _patiently(lambda: _look(recipe, options, env), say, env)
     check_startable(recipe, status)
-    planned = plan_submission(recipe, options, _done(status))
+    done = _done(status)
+    check_mistakes(recipe, options, done)
+    planned = plan_submission(recipe, options, done)
     exclude: tuple[str, ...] = ()
     if not any(job.is_live for job in status.jobs):
         try:

@@ -13,6 +13,7 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate, write_files
 from caffe_recipes.review.lint.folders import is_at_least, lint
 from caffe_recipes.review.lint.inputs import LintOptions
+from caffe_recipes.review.lint.recipes import find_errors
 from caffe_recipes.review.lint.rules import Finding
 from tests.review.lint.conftest import LintRecipe
 from tests.shipped import OF_CAFFE
@@ -250,3 +251,37 @@ def test_files_that_differ_from_what_the_recipe_generates_are_reported_as_stale(
     lint(["digits-local"], LintOptions(), messages.append)
     assert messages[1].startswith("prototxt/digits-local/solver_init.prototxt, prototxt/")
     assert " in all) differ from " in messages[1]
+
+
+NO_LOSS = """\
+name: mine
+title: mine
+trainer: ./caffe
+prototxt_dir: .
+net: {name: mine, classes: 4, prototxt: net.prototxt}
+nets: {net: {}, other: {}}
+data:
+  train: {lmdb: /tmp/train_lmdb, source: train_lmdb, images: 60}
+  test: {lmdb: test_lmdb, images: 60, batch_size: 10}
+cluster: {nodes: 1, ranks_per_node: 1, batch_per_rank: 8, omp_num_threads: 1}
+phases:
+  - {name: a, net: net, base_lr: 0.1, lr_policy: fixed, max_iter: 40, snapshot_prefix: a}
+  - {name: b, net: net, base_lr: 0.1, lr_policy: fixed, max_iter: 40, snapshot_prefix: b}
+"""
+
+
+def test_the_errors_in_some_phases_are_found_but_for_accepted_ones(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(
+        'layer { name: "d" type: "Data" top: "x" top: "y" include { phase: TRAIN } }'
+        'layer { name: "e" type: "Data" top: "x" top: "y" include { phase: TEST } }'
+        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "z" inner_product_param { num_output: 4 } }'
+    )
+
+    def errors(text: str, *phases: str) -> list[str]:
+        (tmp_path / "mine.yaml").write_text(text)
+        return [one.id for one in find_errors(load_recipe(tmp_path / "mine.yaml"), phases, tmp_path)]
+
+    assert set(errors(NO_LOSS, "a", "b")) == {"no-loss"}
+    assert errors(NO_LOSS) == [], "nothing is left to train"
+    accepted = f"{NO_LOSS}accept: [{{finding: no-loss, reason: none}}, {{finding: tpyo, reason: none}}]\n"
+    assert errors(accepted, "a", "b") == []

@@ -13,6 +13,7 @@ import pytest
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.run.journal import Journal
+from tests.run.conftest import NO_LOSS
 from tests.run.recorded_run import WHOLE, failed, finished, launched, started, write_run
 from tests.run.submit.fake_slurm import FakeJob, FakeSlurm
 
@@ -376,6 +377,15 @@ def test_a_prototxt_that_the_job_would_refuse_is_reported_before_it_waits(desk: 
     what = "differs from what the recipe generates, and the job would refuse it"
     command = f"caffe-recipes generate '{desk.recipe}' --out '{desk.root}' --overwrite"
     assert str(caught.value) == f"{solver}: {what}; move it away, or overwrite it: {command}"
+    assert (desk.files(), desk.slurm.submitted()) == (before, [])
+
+
+def test_an_error_of_lint_is_reported_before_a_job_waits(desk: Desk) -> None:
+    (desk.root / "own.prototxt").write_text(NO_LOSS)
+    desk.change("builder: resnet_small", "prototxt: own.prototxt")
+    before = desk.files()
+    with pytest.raises(InputError, match=r"\[no-loss\] .*lint --explain no-loss"):
+        desk.submit(time_s=3600.0)
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
 
 
