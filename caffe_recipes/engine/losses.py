@@ -74,6 +74,10 @@ def _as_rows(x: Tensor, axis: int) -> Tensor:
     return x.movedim(axis, -1).reshape(-1, x.shape[axis])
 
 
+class Diverged(RunFailed):
+    """A loss that is not finite, or has stayed at its limit."""
+
+
 @dataclass
 class _Saturation:
     """Counts consecutive passes in which all losses are saturated, a sign that training has diverged."""
@@ -87,7 +91,7 @@ class _Saturation:
             passes = f"{MAX_SATURATED_PASSES} passes in a row"
             what = f"the loss has been {SATURATED_LOSS:.6g}, its limit, for {passes}"
             hint = "lower the learning rate; Caffe would continue and return 0"
-            raise RunFailed(f"layer '{self.name}'", what, hint)
+            raise Diverged(f"layer '{self.name}'", what, hint)
 
 
 def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.refusals import IMPLICIT_LOSSES, IN_PLACE, bottoms_without_backward, find_refusals
-from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, select_layers
+from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, select_layers, stats_images
 from caffe_recipes.engine.data import SOURCES, DataContext, InputLayer, check_data, first_image_shape
 from caffe_recipes.engine.fillers import fill, starting_fillers
 from caffe_recipes.engine.glog import format_number
@@ -440,6 +440,16 @@ class RunnableNet:
     def learned_shapes(self) -> dict[str, tuple[Shape, ...]]:
         """Return the shapes of the learned blobs by layer, as each layer uses them."""
         return {node.param.name: node.learned for node in self.nodes if node.learned}
+
+    def norms_without_statistics(self) -> list[pb.LayerParameter]:
+        """Return the BatchNorms that use running statistics, but have none: they divide only by sqrt(eps)."""
+        return [
+            node.param
+            for node in self.nodes
+            if node.param.type == "BatchNorm"
+            and stats_images(node.param, node.param.phase) is None
+            and not node.blobs[2].any()
+        ]
 
     def blobs(self) -> dict[str, list[Tensor]]:
         """Return the learned blobs by layer."""

@@ -21,11 +21,13 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import float32, lr_at, stepped_lr, steps_at
 from caffe_recipes.caffe.text.writer import FLOAT_MAX
 from caffe_recipes.engine.glog import Log, format_number
+from caffe_recipes.engine.losses import Diverged
 from caffe_recipes.engine.net import Output, RunnableNet
 from caffe_recipes.engine.ranks import Ranks
 from caffe_recipes.engine.snapshot import save_snapshot
 from caffe_recipes.engine.updates import ParamGroup, update
 from caffe_recipes.errors import CaffeRecipesError, RunFailed, WeightsError, escaped_error
+from caffe_recipes.wording import describe_names, plural
 
 SIGNAL_EFFECTS = ("snapshot", "stop", "none")
 
@@ -314,6 +316,8 @@ class Solver:
             try:
                 loss = self.net.forward()
                 self._check_finite(loss.item())
+            except Diverged as error:
+                failure = self._explain(error)
             except CaffeRecipesError as error:
                 failure = error
             requested, mean = self._reduce_status(failure, loss.item())
@@ -359,7 +363,19 @@ class Solver:
     def _check_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
             hint = "lower the learning rate, or check the data; Caffe would continue and return 0"
-            raise RunFailed(f"iteration {self.iteration}", f"the loss is {loss:.6g}", hint)
+            raise Diverged(f"iteration {self.iteration}", f"the loss is {loss:.6g}", hint)
+
+    def _explain(self, error: Diverged) -> Diverged:
+        """Return the error with its cause, if BatchNorms have no statistics to normalize with."""
+        empty = self.net.norms_without_statistics()
+        if not empty:
+            return error
+        names = describe_names([layer.name for layer in empty])
+        eps = min(layer.batch_norm_param.eps for layer in empty)
+        factor = eps**-0.5 if eps else math.inf
+        what = f"{error.what}: {names} {plural(len(empty), 'uses', 'use')} statistics that are empty"
+        what += f" (use_global_stats), and so {plural(len(empty), 'multiplies', 'multiply')} by {factor:.4g}"
+        return error.reworded(what=what, hint="give --weights that hold them, or remove use_global_stats")
 
     def _display(self, smoothed: float) -> None:
         self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {format_number(smoothed)}")

@@ -332,6 +332,23 @@ def test_a_loss_that_is_not_a_number_exits_3_at_its_iteration(case: Path, run: R
     assert "iteration 0: the loss is nan" in only_line(log)
 
 
+def test_a_loss_that_is_lost_for_want_of_statistics_says_so(case: Path, run: Run, change: Change) -> None:
+    norm = 'layer { name: "bn" type: "BatchNorm" bottom: "data" top: "n" '
+    norm += "batch_norm_param { use_global_stats: true } }"
+    change(
+        case / "net.prototxt",
+        ("scale: 0.01", "scale: 1e38"),
+        ('layer { name: "ip"', norm + 'layer { name: "ip"'),
+    )
+    change(case / "net.prototxt", ('type: "InnerProduct" bottom: "data"', 'type: "InnerProduct" bottom: "n"'))
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 3
+    assert (
+        "bn uses statistics that are empty (use_global_stats), and so multiplies by 316.2; "
+        "give --weights that hold them, or remove use_global_stats"
+    ) in only_line(log)
+
+
 def test_a_loss_that_saturates_exits_3(case: Path, run: Run, change: Change) -> None:
     """The last of four classes gets all the probability, and no label is the last."""
     fixed = "param { lr_mult: 0 } param { lr_mult: 0 }"

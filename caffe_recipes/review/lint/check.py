@@ -27,6 +27,7 @@ from caffe_recipes.review.lint.recipe_rules import check_epochs, check_norms, ch
 from caffe_recipes.review.lint.rules import RULES, SEVERITIES, Finding, dialect_rule, finding, split_place
 from caffe_recipes.review.lint.snapshot_rules import check_snapshots
 from caffe_recipes.review.lint.solver_rules import check_solver
+from caffe_recipes.review.lint.start_rules import check_starts
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
@@ -52,6 +53,7 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
     yield from check_norms(chain)
     yield from check_tests(chain)
     yield from check_snapshots(chain)
+    yield from check_starts(chain)
     yield from check_steps(chain)
     yield from check_handovers(chain)
     yield from check_changes(chain)

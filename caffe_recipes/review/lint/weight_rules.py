@@ -163,14 +163,19 @@ def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
     """Check that the weights that are trained have a filler."""
     if phase.phase != pb.TRAIN or phase.is_fed_by_code or not any(map(is_loss, phase.layers)):
         return
-    weighted = [i for i, layer in enumerate(phase.layers) if layer.type in _WEIGHTS]
-    empty = [i for i in weighted if _is_learned(phase.layers[i]) and not _has_filler(phase.layers[i])]
+    empty, weighted = find_unfilled(phase.layers)
     if not empty:
         return
-    are_most = 2 * len(empty) > len(weighted)
+    are_most = 2 * len(empty) > weighted
     yield _layers_finding(
-        "no-fillers" if are_most else "zero-weights", phase, empty, "type", weighted=len(weighted)
+        "no-fillers" if are_most else "zero-weights", phase, empty, "type", weighted=weighted
     )
+
+
+def find_unfilled(layers: Sequence[pb.LayerParameter]) -> tuple[list[int], int]:
+    """Return the indexes of the learned layers without a filler, and the number of layers with weights."""
+    weighted = [i for i, layer in enumerate(layers) if layer.type in _WEIGHTS]
+    return [i for i in weighted if _is_learned(layers[i]) and not _has_filler(layers[i])], len(weighted)
 
 
 def _is_learned(layer: pb.LayerParameter) -> bool:
@@ -381,8 +386,8 @@ def _why_unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
     "note",
     "use_global_stats: true in TRAIN",
     what="use_global_stats: true in TRAIN in {names}",
-    effect="these layers normalize with the statistics from --weights; without --weights they do not "
-    "normalize",
+    effect="these layers normalize with the statistics from --weights; without --weights these are empty, "
+    "and each layer multiplies by 1/sqrt(eps)",
     write="remove it to train from scratch",
     values=("layers",),
 )
