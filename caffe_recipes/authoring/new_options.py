@@ -162,7 +162,7 @@ def read_lmdb(path: str) -> LmdbFacts | None:
         else:
             classes, least = 0, 1 + max(datums[index].label for index in spread_evenly(count, _SAMPLED))
     try:
-        shape = datum_shape(first, _decoded_shape)
+        shape = datum_shape(first)
     except ValueError:
         shape = None
     return LmdbFacts((folder / "data.mdb").stat().st_size, count, classes, least, shape, first.encoded)
@@ -176,13 +176,6 @@ def _check_labels(lmdb: str, facts: LmdbFacts | None, classes: int) -> None:
             f"{classes:,} {plural(classes, 'class', 'classes')}, but {lmdb} has labels up to {needed - 1:,}"
         )
         raise InputError("--classes", what, f"give --classes {needed}, or another LMDB")
-
-
-def _decoded_shape(data: bytes) -> tuple[int, int, int] | None:
-    from caffe_recipes.data.convert import load_pixels  # cv2
-
-    height, width, channels = load_pixels(pb.Datum(data=data, encoded=True)).shape
-    return channels, height, width
 
 
 def _sockets(profile: Profile | None) -> int:

@@ -20,6 +20,7 @@ import lmdb
 from google.protobuf.message import DecodeError
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.image_headers import ImageShape, image_shape
 from caffe_recipes.caffe.lmdb_pages import PageTree, load_tree
 from caffe_recipes.errors import CaffeRecipesError, DataError, RunFailed
 from caffe_recipes.files import UntrustedPathError, make_own_folder, name_beside
@@ -59,8 +60,6 @@ _environments: WeakValueDictionary[Path, lmdb.Environment] = WeakValueDictionary
 _opening = threading.Lock()  # the checks of a preflight open one LMDB from several threads
 
 _COMMIT_EVERY = 1000
-
-ImageShape = tuple[int, int, int]
 
 
 class Datums:
@@ -184,8 +183,7 @@ class BadLabel(DataError):
 class DatumsSummary:
     """The result of check_datums: the LMDB has `count` records, of which `checked` were checked.
 
-    `labels` counts the checked records by label, `shapes` by (channels, height, width). The shape of an
-    encoded image is known only from its Datum or from `decode`.
+    `labels` counts the checked records by label, `shapes` by (channels, height, width), if known.
     """
 
     count: int
@@ -232,8 +230,9 @@ def datum_shape(
 ) -> ImageShape | None:
     """Return a record's (channels, height, width), or None for an encoded image whose size is unknown.
 
-    An encoded image's size comes from `decode`, or from the record itself. Raises ValueError for a record
-    without an image, with a raw image of another size, or with an image that cannot be decoded.
+    An encoded image's size comes from `decode`, or else from its header, or from the record itself. Raises
+    ValueError for a record without an image, with a raw image of another size, or with an image that cannot
+    be decoded.
     """
     stated = (datum.channels, datum.height, datum.width)
     if not datum.encoded:
@@ -246,7 +245,7 @@ def datum_shape(
     if not datum.data:
         raise ValueError("holds no image")
     if decode is None:
-        return stated if min(stated) > 0 else None
+        return image_shape(datum.data) or (stated if min(stated) > 0 else None)
     shape = decode(datum.data)
     if shape is None:
         raise ValueError("is an image that cannot be decoded")

@@ -23,6 +23,7 @@ from caffe_recipes.caffe.upgrade import V1_TYPES
 from caffe_recipes.errors import DataError, WeightsError
 from caffe_recipes.files import NotAFileError, load_within, open_file, write_whole
 from caffe_recipes.limits import hint_at_limit, limit
+from caffe_recipes.wording import describe_count
 
 M = TypeVar("M", bound=Message)
 
@@ -209,6 +210,16 @@ def load_mean(path: str | Path) -> pb.BlobProto:
 def mean_shape(blob: pb.BlobProto) -> tuple[int, ...]:
     """Return the (channels, height, width) of a mean image."""
     return blob_shape(blob)[-3:]
+
+
+def show_image(shape: Sequence[int]) -> str:
+    """Return the shape of an image as text.
+
+    >>> show_image((3, 480, 640))
+    '640x480 pixels and 3 channels'
+    """
+    channels, height, width = shape
+    return f"{width}x{height} pixels and {describe_count(channels, 'channel')}"
 
 
 def packed_data(blob: pb.BlobProto) -> bytes:

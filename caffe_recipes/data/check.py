@@ -15,7 +15,8 @@ from statistics import median
 import lmdb
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.datums import Datums, ImageShape, datum_shape, open_datums, show_key
+from caffe_recipes.caffe.datums import Datums, datum_shape, open_datums, show_key
+from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.data.manifest import BuildManifest, RecordsDigest, load_manifest
 from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
 from caffe_recipes.errors import DataError

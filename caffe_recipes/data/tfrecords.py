@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, writing
+from caffe_recipes.caffe.image_headers import jpeg_shape
 from caffe_recipes.caffe.weights import TooManyFieldsError, count_fields
 from caffe_recipes.cluster.staging.relay import digest_of
-from caffe_recipes.data.archives import jpeg_shape
 from caffe_recipes.data.check import (
     MIB,
     Problem,

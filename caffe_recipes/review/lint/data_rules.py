@@ -17,6 +17,7 @@ from caffe_recipes.review.lint.net_view import (
     SOURCE_BLOCKS,
     layer_field,
     layer_finding,
+    record_shape,
     show_number,
     title,
 )
@@ -312,9 +313,10 @@ def _check_means(
         yield finding(
             "mean-values-misfit",
             layer_field(index, "transform_param.mean_value[0]"),
-            f"{title(layer)} has {len(param.mean_value)} mean_value fields for images with {channels} "
-            "channels",
+            f"{title(layer)} has {len(param.mean_value)} mean_value fields for images with "
+            f"{describe_count(channels, 'channel')}",
             effect=f"Caffe aborts: Specify either 1 mean_value or as many as channels: {channels}",
+            write="" if channels > 1 else "keep one mean_value, or build the LMDB of colored images",
             channels=channels,
         )
 
@@ -348,8 +350,11 @@ def _count_channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | N
         return 3 if layer.image_data_param.is_color else 1
     if datum is not None and not datum.encoded:
         return datum.channels
-    if layer.type != "Data" or layer.transform_param.force_color == layer.transform_param.force_gray:
+    if layer.type != "Data":
         return None
+    if layer.transform_param.force_color == layer.transform_param.force_gray:
+        shape = record_shape(datum)
+        return shape[0] if shape else None
     return 3 if layer.transform_param.force_color else 1
 
 
@@ -391,9 +396,9 @@ def _check_sizes(
         image = layer.image_data_param
         smallest, what = min(image.new_height, image.new_width), "new_height or new_width"
     else:
-        raw = datum is not None and not datum.encoded
-        smallest = min(datum.height, datum.width) if datum is not None and raw else 0
-        what = "the height or width of the records"
+        shape = record_shape(datum)
+        smallest = min(shape[1:]) if shape and not param.HasField("resize_param") else 0
+        what = "the height or width of the first record"
     if smallest and param.crop_size > smallest:
         yield layer_finding(
             "crop-above-image",

@@ -19,7 +19,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, empty_file_error, parse_document, read_prototxt
 from caffe_recipes.caffe.text.writer import string_text
-from caffe_recipes.caffe.weights import load_mean
+from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
 from caffe_recipes.errors import DataError, PrototxtError
 from caffe_recipes.render.headers import MARK
 from caffe_recipes.review.inspect.nets import read_first_datum
@@ -37,7 +37,7 @@ from caffe_recipes.review.lint.chain import (
 )
 from caffe_recipes.review.lint.chain_rules import check_deploys, solver_type
 from caffe_recipes.review.lint.check import check_chain, check_dialect, check_net
-from caffe_recipes.review.lint.net_view import upgrade_old
+from caffe_recipes.review.lint.net_view import record_shape, upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_cores
 from caffe_recipes.review.lint.rules import Explanation, Fix, file_rule, finding, path_rule
 from caffe_recipes.review.lint.snapshot_rules import (
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         Net,
         Solver,
     )
+    from caffe_recipes.review.lint.net_view import DatumOf
     from caffe_recipes.review.lint.rules import Finding
     from caffe_recipes.review.lint.scripts import Script, TrainCommand
 
@@ -259,10 +260,53 @@ def check_records(net: Document[pb.NetParameter], root: Path | None) -> Iterator
                 yield finding(rule, where, write=write, place=error.where, fault=error.what)
 
 
-def _read_mean(path: str, root: Path | None) -> None:
+def _read_mean(path: str, root: Path | None) -> pb.BlobProto | None:
     """Load a mean file, if there is one here. Raises DataError."""
     if path and is_file((root or Path()) / path):
-        load_mean((root or Path()) / path)
+        return load_mean((root or Path()) / path)
+    return None
+
+
+@path_rule(
+    "mean-file-misfit",
+    "error",
+    "a mean file of another size than the images",
+    what="{mean} is a mean of {theirs}, but the first record of {source} is of {ours}",
+    effect="Caffe aborts at the first image: Check failed: datum_height == data_mean_.height()",
+    write="make it of these images with compute_image_mean, or write mean_value",
+)
+def check_mean_sizes(
+    net: Document[pb.NetParameter], root: Path | None, datum_of: DatumOf
+) -> Iterator[Finding]:
+    """Find mean files that exist here and do not fit the first image that they are subtracted from.
+
+    Source: BVLC Caffe, src/caffe/data_transformer.cpp: channels, height and width must agree.
+    """
+    for index, layer in enumerate(net.message.layer):
+        param, source = layer.transform_param, layer.data_param.source
+        datum = datum_of(source) if source and param.mean_file else None
+        shape = record_shape(datum)
+        resizes = any(map(param.HasField, _RESIZES))
+        if datum is None or shape is None or resizes:
+            continue
+        try:
+            mean = _read_mean(param.mean_file, root)
+        except DataError:  # which check_records reports
+            continue
+        if datum.encoded and (param.force_color or param.force_gray):
+            shape = (3 if param.force_color else 1, *shape[1:])
+        if mean is not None and mean_shape(mean) != shape:
+            yield finding(
+                "mean-file-misfit",
+                net.where(f"layer[{index}].transform_param.mean_file"),
+                mean=param.mean_file,
+                source=source,
+                theirs=show_image(mean_shape(mean)),
+                ours=show_image(shape),
+            )
+
+
+_RESIZES = ("random_resize_param", "random_aspect_ratio_param", "resize_param")
 
 
 GPU_DIALECTS = ("bvlc", "nvcaffe")
@@ -343,13 +387,18 @@ class Reader:
             only = restrict_net(net.message, phase)
             # The rules for chains report a phase that has no data.
             net = replace(net, message=only) if has_data(only, NetState(phase)) else net
+
+        def find_first(source: str) -> pb.Datum | None:
+            return find_datum(source, options.caffe_root)
+
         found = check_net(
             net,
             classes=options.classes,
-            datum_of=lambda source: find_datum(source, options.caffe_root),
+            datum_of=find_first,
             dialect=options.dialect,
         )
-        return [*found, *check_records(net, options.caffe_root)]
+        found += check_records(net, options.caffe_root)
+        return [*found, *check_mean_sizes(net, options.caffe_root, find_first)]
 
     def _read(self, path: Path) -> Document[Any]:
         text = read_prototxt(path, self.options.max_bytes)

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.image_headers import ImageShape, image_shape
 from caffe_recipes.caffe.layers import BATCH_BLOCKS
 from caffe_recipes.caffe.refusals import UNWEIGHTED
 from caffe_recipes.caffe.shapes import select_layers
@@ -335,6 +336,14 @@ def show_names(names: Sequence[str], limit: int = 4) -> str:
     """
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def record_shape(datum: pb.Datum | None) -> ImageShape | None:
+    """Return the (channels, height, width) of a record; None if there is none, or its size is not known."""
+    if datum is None:
+        return None
+    stated = (datum.channels, datum.height, datum.width)
+    return image_shape(datum.data) if datum.encoded else stated if min(stated) > 0 else None
 
 
 def show_layers(names: Sequence[str], kind: str = "") -> str:

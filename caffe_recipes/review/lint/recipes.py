@@ -21,7 +21,14 @@ from caffe_recipes.review.lint.check import (
     check_net,
     sort_findings,
 )
-from caffe_recipes.review.lint.inputs import GPU_DIALECTS, check_records, check_text, find_datum, parse_text
+from caffe_recipes.review.lint.inputs import (
+    GPU_DIALECTS,
+    check_mean_sizes,
+    check_records,
+    check_text,
+    find_datum,
+    parse_text,
+)
 from caffe_recipes.review.lint.recipe_rules import (
     accept_findings,
     accepts,
@@ -132,6 +139,7 @@ def check_recipe(
             dialect=dialect,
         )
         yield from check_records(documents[net_file(recipe, name)], root)
+        yield from check_mean_sizes(documents[net_file(recipe, name)], root, find_first)
     for path, text in texts.items():
         yield from check_text(text, path, dialect)
 

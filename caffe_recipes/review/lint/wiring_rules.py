@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import layer_type_dialects
+from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.caffe.refusals import IN_PLACE
 from caffe_recipes.caffe.shape_rules import RULES as SHAPE_RULES
 from caffe_recipes.caffe.shape_rules import product
@@ -26,6 +27,7 @@ from caffe_recipes.review.lint.net_view import (
     is_in_place,
     is_loss,
     layer_finding,
+    record_shape,
     shapes_fit,
     show_layers,
     title,
@@ -308,14 +310,13 @@ def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Find
     for i in blank:
         net.layer[i].type = ""
 
-    def image(source: str) -> tuple[int, int, int] | None:
-        datum = datum_of(source) if source else None
-        known = datum is not None and not datum.encoded and min(datum.channels, datum.height, datum.width) > 0
-        return (datum.channels, datum.height, datum.width) if datum is not None and known else None
+    def image(source: str) -> ImageShape | None:
+        return record_shape(datum_of(source) if source else None)
 
     for layer in net.layer:
         # Caffe applies force_color and force_gray only to encoded records, which it decodes itself.
-        if layer.type == "ImageData" or image(layer.data_param.source) is not None:
+        datum = datum_of(layer.data_param.source) if layer.data_param.source else None
+        if layer.type == "ImageData" or (datum is not None and not datum.encoded):
             layer.transform_param.ClearField("force_color")
             layer.transform_param.ClearField("force_gray")
 

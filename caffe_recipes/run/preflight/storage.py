@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from caffe_recipes.caffe.datums import BadLabel, ImageShape, check_datums
-from caffe_recipes.caffe.weights import load_mean, mean_shape
+from caffe_recipes.caffe.datums import BadLabel, check_datums
+from caffe_recipes.caffe.image_headers import ImageShape
+from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import DIGEST_S, LocalHost, ask_all, file_bytes, file_digest
 from caffe_recipes.cluster.staging.file_sets import lmdb_set
@@ -369,7 +370,7 @@ def _check_sizes(path: Path, view: NodeView, part: DataPart, shapes: Collection[
     first = 1 if own.force_color or own.force_gray else 0  # which change the number of channels
     other = next((shape for shape in shapes if mean and shape[first:] != mean[first:]), None)
     if mean and other:
-        what = f"has an image of {_show_size(other)}, but mean_file is of {_show_size(mean)}"
+        what = f"has an image of {show_image(other)}, but mean_file is of {show_image(mean)}"
         raise DataError(path, what, "make it of these images with compute_image_mean, or write mean_value")
 
 
@@ -379,16 +380,6 @@ def _known_mean(path: Path) -> tuple[int, ...] | None:
         return mean_shape(load_mean(path))
     except DataError:
         return None
-
-
-def _show_size(shape: Sequence[int]) -> str:
-    """Return the shape of an image as text.
-
-    >>> _show_size((3, 480, 640))
-    '640x480 pixels and 3 channels'
-    """
-    channels, height, width = shape
-    return f"{width}x{height} pixels and {describe_count(channels, 'channel')}"
 
 
 def check_means(view: NodeView) -> list[CheckResult]:

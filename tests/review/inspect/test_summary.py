@@ -222,6 +222,14 @@ def test_a_type_without_a_shape_rule_is_reported(tmp_path: Path, type_: str) -> 
     assert found.hint.startswith(f"layer 'p' ({type_}) has no shape rule here")
 
 
+def test_the_header_of_an_encoded_image_gives_its_channels(tmp_path: Path) -> None:
+    from caffe_recipes.caffe.datums import write_datums
+
+    write_datums(tmp_path / "lmdb", [("0", pb.Datum(data=b"P5 8 8 255 ", encoded=True))])
+    found = summary_of(tmp_path, DATA, CONV, caffe_root=tmp_path)
+    assert found.layers[0].tops[0].shape == (8, 1, 6, 6)
+
+
 def test_an_lmdb_under_caffe_root_gives_the_size_of_its_images(tmp_path: Path) -> None:
     from caffe_recipes.caffe.datums import write_datums
 

@@ -197,3 +197,19 @@ def test_a_video_has_its_batch_in_datas_block_and_its_file_in_its_own(check_text
     right = video.replace('source: "a" batch_size: 2 backend: LMDB shuffle: true', "batch_size: 2")
     assert not {"block-unread", "no-source", "no-batch-size"} & set(check_text(right))
     assert "no-batch-size" in check_text(right.replace("data_param { batch_size: 2 }", ""))
+
+
+def test_the_header_of_an_encoded_record_gives_its_size_and_channels(check_text: CheckText) -> None:
+    def of(header: bytes) -> dict[str, object]:
+        return {"datum_of": lambda source: pb.Datum(data=header, encoded=True)}
+
+    cropped = PLAIN.replace("crop_size: 6", "crop_size: 9")
+    assert list(check_text(cropped, **of(b"P6 32 8 255 "))) == ["crop-above-image"]
+    assert "crop-above-image" not in check_text(cropped, **of(b"P6 32 9 255 "))
+    assert "crop-above-image" not in check_text(cropped, **of(b"of a format that is not known"))
+    means = PLAIN.replace("crop_size: 6", "crop_size: 6 mean_value: 1 mean_value: 2 mean_value: 3")
+    found = check_text(means, **of(b"P5 8 8 255 "))["mean-values-misfit"]
+    assert "3 mean_value fields for images with 1 channel" in found.what
+    assert "mean-values-misfit" not in check_text(means, **of(b"P6 8 8 255 "))
+    colored = means.replace("mean_value: 1", "mean_value: 1 force_color: true", 1)
+    assert "mean-values-misfit" not in check_text(colored, **of(b"P5 8 8 255 "))

@@ -89,6 +89,29 @@ def test_a_mean_file_that_is_not_one_is_a_warning(
     assert found() == []
 
 
+@pytest.mark.parametrize(
+    ("header", "more", "expected"),
+    [
+        (b"P6 40 40 255 ", "", True),
+        (b"P6 40 32 255 ", "", False),
+        (b"P5 40 32 255 ", "", True),
+        (b"P5 40 32 255 ", "force_color: true ", False),
+        (b"P6 50 40 255 ", "random_resize_param { min_size: 32 max_size: 32 } ", False),
+        (b"unknown", "", False),
+    ],
+)
+def test_a_mean_file_of_another_size_than_the_first_record_is_an_error(
+    lint_solvers: LintSolvers, tmp_path: Path, header: bytes, more: str, expected: bool
+) -> None:
+    net = net_text("TRAIN", "TEST", more=f'{more}mean_file: "mean.binaryproto"')
+    (tmp_path / "own" / "train_val.prototxt").write_text(net)
+    mean = pb.BlobProto(num=1, channels=3, height=32, width=40, data=[0.0] * 3840)
+    (tmp_path / "mean.binaryproto").write_bytes(mean.SerializeToString())
+    write_datums(tmp_path / "TRAIN_lmdb", [("0", pb.Datum(data=header, encoded=True, label=0))])
+    found = [one for one in lint_solvers({"a": {}}, caffe_root=tmp_path) if one.id == "mean-file-misfit"]
+    assert [one.severity for one in found] == (["error"] if expected else [])
+
+
 def test_raw_datums_that_the_augmentation_scrambles_are_found(
     lint_solvers: LintSolvers, tmp_path: Path
 ) -> None:

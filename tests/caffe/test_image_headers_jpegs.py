@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from caffe_recipes.data.archives import jpeg_shape
+from caffe_recipes.caffe.image_headers import jpeg_shape
 
 
 def encode(channels: int, *settings: int) -> bytes:
