@@ -166,6 +166,15 @@ def open_datums(path: str | Path) -> Datums:
     return datums
 
 
+def first_shape(path: Path) -> ImageShape | None:
+    """Return the shape of an LMDB's first image; None if there is no readable LMDB, or it is not known."""
+    try:
+        with open_datums(path) as datums:
+            return datum_shape(next(iter(datums))[1])  # without listing all keys
+    except (DataError, ValueError):
+        return None
+
+
 _REBUILD_HINT = "fix the list of images and build the LMDB again"
 
 

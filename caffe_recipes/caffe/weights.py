@@ -17,7 +17,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_rules import MAX_AXES, Shape, product
+from caffe_recipes.caffe.shape_rules import MAX_AXES, Images, Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.caffe.upgrade import V1_TYPES
 from caffe_recipes.errors import DataError, WeightsError
@@ -160,12 +160,16 @@ def check_solverstate(
     return misfits
 
 
-def weights_bytes(net: pb.NetParameter, phase: int = pb.TRAIN) -> int | None:
+def weights_bytes(
+    net: pb.NetParameter, phase: int = pb.TRAIN, images: Images = lambda source: None
+) -> int | None:
     """Return the bytes of a net's weights in float32; None if a shape depends on unavailable data.
+
+    `images` returns the (channels, height, width) of a source's images, or None.
 
     A caffemodel also contains names and layer parameters: 102,441,076 bytes for ResNet-50 become 102,466,903.
     """
-    layers = infer_shapes(net, phase).layers
+    layers = infer_shapes(net, phase, images=images).layers
     if any(layer.learned is None for layer in layers):
         return None
     counts = [product(shape) for layer in layers for shape in layer.learned or ()]

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from caffe_recipes.caffe import layers, pb
-from caffe_recipes.caffe.datums import open_datums
+from caffe_recipes.caffe.datums import first_shape, open_datums
+from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.caffe.logs import LogSummary, read_log
 from caffe_recipes.caffe.prototxt import digest, parse_document, parse_prototxt, render_prototxt
 from caffe_recipes.caffe.text.tokens import TOKEN
@@ -262,9 +263,17 @@ class Caffe(Trainer):
         path = self.recipe.net_path(name)
         return parse_prototxt(files[path], pb.NetParameter, path)
 
-    def model_bytes(self, files: Mapping[str, str], net: str) -> int | None:
-        """Return the size of a model in bytes; None if the number of channels depends on the images."""
-        return weights_bytes(self._net(files, net))
+    def model_bytes(self, files: Mapping[str, str], net: str, root: Path, source: Path | None) -> int | None:
+        """Return the size of a model in bytes; None if it depends on images that are not on this machine.
+
+        A training LMDB that is not staged here yet is read at its `source`, or at the recipe's.
+        """
+
+        def find_shape(lmdb: str) -> ImageShape | None:
+            staged_from = source or self.data_source if lmdb == self.data_folder else None
+            return first_shape(root / lmdb) or (first_shape(root / staged_from) if staged_from else None)
+
+        return weights_bytes(self._net(files, net), images=find_shape)
 
     def check_model(self, files: Mapping[str, str], net: str, path: Path) -> None:
         """Compare a caffemodel with its net; raises WeightsError with the first mismatch."""

@@ -374,7 +374,7 @@ class TensorFlow(Trainer):
         path = f"{self.prefix(training)}-{iteration}"
         return (f"{path}{_STATE}", f"{path}{_MODEL}")
 
-    def model_bytes(self, files: Mapping[str, str], net: str) -> int | None:
+    def model_bytes(self, files: Mapping[str, str], net: str, root: Path, source: Path | None) -> int | None:
         """Return the size of a ResNet-50 checkpoint in bytes, with momentum; None for other depths."""
         if self.recipe.tensorflow.resnet_depth not in (None, 50):
             return None

@@ -322,7 +322,7 @@ class Trainer(Protocol):
     def written_at(self, training: Training, iteration: int) -> tuple[str, ...]:
         """Return the paths of the snapshot that a phase writes at an iteration."""
 
-    def model_bytes(self, files: Mapping[str, str], net: str) -> int | None:
+    def model_bytes(self, files: Mapping[str, str], net: str, root: Path, source: Path | None) -> int | None:
         """Return the size of a model in bytes; None if it depends on the training data."""
 
     def check_model(self, files: Mapping[str, str], net: str, path: Path) -> None:

@@ -520,9 +520,10 @@ def judge_disk(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
 
 
 def _sizes(view: NodeView) -> dict[str, int | None]:
-    """Return the size in bytes of each unfinished net; None if it depends on the images' channels."""
+    """Return the size in bytes of each unfinished net; None if it depends on images not here."""
     setting = view.setting
-    return {step.net: setting.trainer.model_bytes(view.plan.files, step.net) for step in view.unfinished}
+    size, data = setting.trainer.model_bytes, (setting.root, setting.lmdb_source)
+    return {step.net: size(view.plan.files, step.net, *data) for step in view.unfinished}
 
 
 def _count(

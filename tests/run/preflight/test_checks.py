@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import HostFailed, InputError
 from caffe_recipes.recipe.source import load_recipe
@@ -81,6 +85,22 @@ def test_an_image_that_is_smaller_than_the_crop_fails_with_both_numbers(place: P
     place.recipe.write_text(text + "accept: [{finding: raw-datums-scrambled, reason: the pixels are 0}]\n")
     code, stdout, _ = call(place)
     assert code == 0, stdout
+
+
+def test_an_encoded_image_that_is_smaller_than_the_crop_fails_too(place: Place) -> None:
+    shutil.rmtree(place.root / "data/train_lmdb")
+    records = [(str(i), pb.Datum(data=b"P6 30 27 255 ", encoded=True, label=0)) for i in range(128)]
+    write_datums(place.root / "data/train_lmdb", records)
+    code, stdout, _ = call(place)
+    assert code == 1
+    assert "data/train_lmdb: has an image of 30x27 pixels, which is smaller than crop_size: 28" in stdout
+    assert "[crop-above-image]" in stdout
+
+
+def test_the_size_of_snapshots_is_known_from_the_first_image(place: Place) -> None:
+    place.edit("  mean_value: [104, 117, 123]\n", "")  # which would give the channels
+    _, stdout, _ = call(place)
+    assert re.search(r"^ok      disk .* for 558 kB of snapshots$", stdout, re.MULTILINE), stdout
 
 
 def test_digits_that_will_be_built_are_as_large_as_the_crop(place: Place) -> None:
