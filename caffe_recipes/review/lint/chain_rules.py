@@ -45,7 +45,7 @@ from caffe_recipes.review.lint.net_view import (
     show_transform,
 )
 from caffe_recipes.review.lint.rules import Explanation, chain_rule, finding, handover_rule, path_rule
-from caffe_recipes.review.lint.solver_rules import compare_rates, is_jump
+from caffe_recipes.review.lint.solver_rules import compare_rates, is_jump, misses_test_nets
 from caffe_recipes.wording import find_similar
 
 if TYPE_CHECKING:
@@ -839,7 +839,7 @@ def _check_solver_fields(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
         yield finding("solver-mode-absent", link.solver.path, phase=link.name)
     if solver.test_interval and not solver.test_iter:
         yield link_finding("test-interval-alone", link, "test_interval", test_interval=solver.test_interval)
-    if solver.test_iter and not solver.test_interval:
+    if solver.test_iter and not solver.test_interval and not misses_test_nets(solver):
         yield link_finding("test-iter-alone", link, "test_iter")
 
 

@@ -38,6 +38,7 @@ from caffe_recipes.review.lint.rules import (
     path_rule,
     recipe_rule,
 )
+from caffe_recipes.review.lint.solver_rules import misses_test_nets
 from caffe_recipes.tensorflow.run import find_unknown_flags
 from caffe_recipes.wording import describe_count
 
@@ -143,6 +144,8 @@ def check_tests(chain: Chain) -> Iterator[Finding]:
     """Find a test_iter that misses test images. The LMDB, an option or a comment gives their number."""
     for link in chain.links:
         solver = link.solver.message
+        if misses_test_nets(solver):
+            continue
         nets = link.test_nets if solver.test_net or solver.test_net_param else (link.net,)
         state = test_states(solver, nets[0].message)[0] if nets and nets[0] else None
         layers = select_data_layers(nets[0].message, state) if nets and nets[0] and state else []

@@ -397,6 +397,9 @@ solver_value_refused = value_rule(
 )
 
 
+_EVALUATIONS = ("classification", "detection")
+
+
 @solver_value_refused
 def _check_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
     given = [name for name in ("net", "net_param", "train_net", "train_net_param") if solver.HasField(name)]
@@ -408,6 +411,14 @@ def _check_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             what,
             effect="Caffe aborts with `SolverParameter must not contain more than one of these fields`",
             write=f"keep {given[0]}",
+        )
+    if solver.test_iter and solver.eval_type not in _EVALUATIONS:
+        yield finding(
+            "solver-value-refused",
+            "eval_type",
+            f"eval_type is '{solver.eval_type}'",
+            effect=f"Caffe aborts at the first test with `Unknown evaluation type: {solver.eval_type}`",
+            write=f"eval_type: one of {', '.join(_EVALUATIONS)}",
         )
     if solver.engine.partition(":")[0].strip().upper() not in ("", *ENGINES):
         what = f"engine is '{solver.engine}'"
@@ -512,6 +523,17 @@ def _check_tests(solver: pb.SolverParameter) -> Iterator[Finding]:
         )
 
 
+def misses_test_nets(solver: pb.SolverParameter) -> bool:
+    """Return whether Caffe refuses the number of test_iter fields: only `net` may be tested unnamed.
+
+    Source: Solver::InitTestNets, which checks this before test_state and test_interval.
+    """
+    tests, named = len(solver.test_iter), len(solver.test_net) + len(solver.test_net_param)
+    is_train_only = solver.HasField("train_net") or solver.HasField("train_net_param")
+    is_shared = solver.HasField("net") or solver.HasField("net_param")
+    return tests < named or (tests > named and not is_shared and (is_train_only or named > 0))
+
+
 @solver_value_refused
 @path_rule(
     "tested-twice",
@@ -533,8 +555,7 @@ def _check_test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             times=tests - named,
             keep=named + 1,
         )
-    is_shared = solver.HasField("net") or solver.HasField("net_param")
-    if tests < named or (tests > named and not is_shared and named):
+    if misses_test_nets(solver):
         what = f"test_iter is set {describe_count(tests, 'time')}, for {describe_count(named, 'test net')}"
         field = "test_iter[0]" if tests else "test_net[0]" if solver.test_net else "test_net_param[0]"
         yield finding(
@@ -542,7 +563,9 @@ def _check_test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             field,
             what,
             effect="Caffe aborts with `test_iter must be specified for each test network`",
-            write="set one test_iter for each test net",
+            write="add a test_net, write `net` instead of train_net, or remove test_iter and test_interval"
+            if not named
+            else "set one test_iter for each test net",
         )
     states = len(solver.test_state)
     if states not in (0, tests):

@@ -38,6 +38,17 @@ TESTS = {"test_interval": 10}
             "solver-value-refused",
             "set 2 times",
         ),
+        (
+            {"net": None, "train_net": '"own/train_val.prototxt"', **TESTS, "test_iter": 1},
+            "solver-value-refused",
+            "test_iter is set 1 time, for 0 test nets; Caffe aborts with `test_iter must be specified",
+        ),
+        (
+            {"net": None, "train_net": '"own/train_val.prototxt"', "test_iter": 1},
+            "solver-value-refused",
+            "write `net` instead of train_net, or remove test_iter",
+        ),
+        ({**TESTS, "test_iter": 1, "eval_type": '"mAP"'}, "solver-value-refused", "eval_type is 'mAP'"),
         ({"type": '"AdaGrad"', "momentum": 0.9}, "solver-value-refused", "AdaGrad with momentum 0.9"),
         ({"type": '"AdaGrad"', "delta": 0}, "solver-value-refused", "delta is 0"),
         ({"clip_gradients": 0}, "solver-value-refused", "clip_gradients is 0"),
