@@ -33,7 +33,7 @@ demo-tensorflow: $(STAMP) install-tensorflow
 test: $(STAMP)
 	$(EXPORTS) $(BIN)/python -m pytest $(PARALLEL) $(T)
 
-## test-all: run also the slow tests: long trainings, and kills of them; T=tests/caffe runs a part
+## test-all: run also the slow tests: long trainings, and runs that are killed; T=tests/caffe runs a part
 test-all: $(STAMP)
 	$(EXPORTS) $(BIN)/python -m pytest $(PARALLEL) -m "not cluster and not tensorflow" $(T)
 

@@ -225,6 +225,7 @@ def is_alive(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_build_resumes_to_the_same_result_as_an_undisturbed_one(
     tmp_path: Path, workers: int
@@ -279,6 +280,7 @@ def state(process: int) -> str:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sending", [False, True], ids=["any time", "amid a result"])
 def test_a_killed_worker_is_a_failed_run_that_can_continue(tmp_path: Path, is_sending: bool) -> None:
     listed = write_images(tmp_path / "images", 6)

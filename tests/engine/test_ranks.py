@@ -97,6 +97,7 @@ def test_ranks_average_their_gradients_and_rank_0_logs_and_writes(
     assert done.stderr.count("Optimization Done.") == 2  # the solver's and the tool's
 
 
+@pytest.mark.slow
 def test_ranks_without_a_seed_start_from_the_same_weights(
     case: Path, mpiexec: Launch, change: Change
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_bad_record_of_one_rank_ends_all_and_is_named(
     assert "odd: record '00000005_r5' has label 7" in line
 
 
+@pytest.mark.slow
 def test_sigint_stops_all_ranks_after_the_same_iteration(case: Path, change: Change) -> None:
     change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 50"))
     argv = [
@@ -152,6 +154,7 @@ def test_sigint_stops_all_ranks_after_the_same_iteration(case: Path, change: Cha
     assert len(list(case.glob("run_iter_*.solverstate"))) == 1
 
 
+@pytest.mark.slow
 def test_ranks_meet_without_a_store_that_others_can_reach_and_without_a_pickle() -> None:
     done = launch(RENDEZVOUS, 3)
     assert done.returncode == 0, done.stderr
@@ -163,6 +166,7 @@ def test_ranks_meet_without_a_store_that_others_can_reach_and_without_a_pickle()
     assert len({entropy for _, _, entropy in reports}) == 1
 
 
+@pytest.mark.slow
 def test_gloo_takes_one_interface_alone() -> None:
     done = launch(RENDEZVOUS, 2, GLOO_SOCKET_IFNAME="lo,lo")
     assert done.returncode != 0

@@ -69,6 +69,7 @@ def test_a_branch_trains_while_the_main_line_continues(graph: Place) -> None:
     assert "side: branch on node2; log: runs/small-1/branches/side/logs" in read_output(graph)
 
 
+@pytest.mark.slow
 def test_attach_shows_the_lines_of_the_branch_among_those_of_the_main_line(graph: Place) -> None:
     run, watcher = start_amid_both(graph), Watcher(graph)
     watcher.meanwhile = lambda output: (graph.root / "release").touch()
@@ -102,6 +103,7 @@ def test_the_end_is_that_of_one_phase_after_another(graph: Place) -> None:
     assert graph.tree() == before, "what is finished stays so"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("--side-by-side",), ()])
 def test_a_killed_run_continues_with_both_trainers_that_outlived_it(
     graph: Place, words: tuple[str, ...]
@@ -123,6 +125,7 @@ def test_a_killed_run_continues_with_both_trainers_that_outlived_it(
     assert sorted(graph.trained()) == ["cyc1", "init", "last", "side"], "none is trained twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("--side-by-side",), ()])
 @pytest.mark.parametrize("dies", ["cyc1", "side"])
 def test_one_of_two_trainers_left_by_a_killed_run_may_have_died(
@@ -165,6 +168,7 @@ def test_branch_results_that_a_killed_run_did_not_record_are_taken_over(graph: P
     assert len(graph.trained()) == 4
 
 
+@pytest.mark.slow
 def test_after_a_stop_signal_both_branches_end_cleanly_and_can_be_resumed(graph: Place) -> None:
     run = start_amid_both(graph)
     run.send_signal(signal.SIGINT)
@@ -176,6 +180,7 @@ def test_after_a_stop_signal_both_branches_end_cleanly_and_can_be_resumed(graph:
     assert sorted(graph.trained()) == ["cyc1", "cyc1", "init", "last", "side", "side"]
 
 
+@pytest.mark.slow
 def test_after_a_stop_signal_a_branch_that_outlasts_the_main_line_ends_cleanly(graph: Place) -> None:
     graph.behave(side="waits")
     run = start(graph, "--side-by-side")
@@ -185,6 +190,7 @@ def test_after_a_stop_signal_a_branch_that_outlasts_the_main_line_ends_cleanly(g
     assert branch_events(graph)[-1] == "interrupted"
 
 
+@pytest.mark.slow
 def test_after_a_branch_that_fails_nothing_more_is_begun(graph: Place) -> None:
     graph.behave(cyc1="waits", side="ends-early")
     run = start(graph, "--side-by-side")
@@ -206,6 +212,7 @@ def test_after_a_branch_that_fails_nothing_more_is_begun(graph: Place) -> None:
     assert sorted(graph.trained()) == ["cyc1", "init", "last", "side", "side"]
 
 
+@pytest.mark.slow
 def test_when_the_main_line_fails_the_branch_is_finished_first(graph: Place) -> None:
     graph.behave(cyc1="nan", side="waits")
     run = start(graph, "--side-by-side")
@@ -216,6 +223,7 @@ def test_when_the_main_line_fails_the_branch_is_finished_first(graph: Place) -> 
     assert set(graph.state().finished) == {"init", "side"}
 
 
+@pytest.mark.slow
 def test_a_branch_has_retries_of_its_own(graph: Place) -> None:
     graph.behave(side="ends-early")
     run = start(graph, "--side-by-side", "--retry")
@@ -257,6 +265,7 @@ def test_a_recipe_without_branches_is_refused(place: Place) -> None:
     assert place.tree() == before
 
 
+@pytest.mark.slow
 def test_new_is_refused_while_a_branch_of_a_killed_run_trains(graph: Place) -> None:
     graph.behave(side="waits")
     first = start(graph, "--side-by-side")

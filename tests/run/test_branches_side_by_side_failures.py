@@ -53,6 +53,7 @@ def test_a_branch_whose_staging_is_repeated_leaves_the_main_line_its_hosts(
     assert (run / "branches/side/hostfile").read_text() == "node2\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("--side-by-side",), ()])
 def test_branches_that_the_main_lines_hosts_train_at_its_end_are_continued(
     graph: Place, words: tuple[str, ...]
@@ -75,6 +76,7 @@ def test_branches_that_the_main_lines_hosts_train_at_its_end_are_continued(
     assert sorted(graph.trained()) == ["also", "cyc1", "init", "last", "side"], "none is trained twice"
 
 
+@pytest.mark.slow
 def test_a_branch_that_fails_first_leaves_no_trainer_of_the_main_line_behind(
     graph: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

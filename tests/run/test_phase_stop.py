@@ -117,6 +117,7 @@ def test_a_phase_that_is_to_be_stopped_fails_without_its_snapshot(
     assert stopped.trained() == ["init", "init", "cyc1", "last"]
 
 
+@pytest.mark.slow
 def test_a_phase_stopped_by_somebody_else_before_its_snapshot_is_not_finished(stopped: Place) -> None:
     stopped.behave(init="waits")
     run = stopped.start()
@@ -143,6 +144,7 @@ def test_a_run_killed_before_the_snapshot_stops_its_trainer_when_called_again(st
     assert stopped.trained() == ["init", "cyc1", "last"]
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_its_trainer_stops_takes_what_that_leaves(stopped: Place) -> None:
     stopped.behave(init="lingers")
     run = stopped.start()
@@ -156,6 +158,7 @@ def test_a_run_killed_while_its_trainer_stops_takes_what_that_leaves(stopped: Pl
     assert stopped.trained() == ["init", "cyc1", "last"]
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_its_trainer_lingers_stops_it_again(stopped: Place) -> None:
     stopped.behave(init="lingers")
     run = stopped.start()
@@ -167,6 +170,7 @@ def test_a_run_killed_while_its_trainer_lingers_stops_it_again(stopped: Place) -
     assert stopped.trained() == ["init", "cyc1", "last"]
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_while_its_trainer_stops_keeps_the_phase(stopped: Place) -> None:
     stopped.behave(init="ignores-int")
     run = stopped.start()
@@ -245,6 +249,7 @@ def test_a_needed_snapshot_damaged_since_is_not_built_upon(branched: Place) -> N
     assert branched.trained() == ["init", "cyc1", "last", "last"]
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_the_first_phase_trains_still_fetches_what_a_later_one_needs(
     branched: Place,
 ) -> None:

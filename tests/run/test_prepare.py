@@ -77,6 +77,7 @@ def spoil(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [None, 100, 0])
 def test_a_snapshot_damaged_while_the_run_lives_is_fetched_again_before_the_next_try(
     place: Place, size: int | None
@@ -99,6 +100,7 @@ def test_a_snapshot_damaged_while_the_run_lives_is_fetched_again_before_the_next
     assert place.trained() == ["init", "cyc1", "cyc1", "last"]
 
 
+@pytest.mark.slow
 def test_without_an_intact_copy_nothing_is_trained_from_a_damaged_snapshot(place: Place) -> None:
     place.behave(cyc1="waits")
     run = place.start("--on-failure", "retry")
@@ -168,6 +170,7 @@ def test_a_model_damaged_while_it_is_evaluated_is_fetched_and_evaluated_again(pl
     assert str(place.events()[-1]["log"]).endswith("evaluation-2.log")
 
 
+@pytest.mark.slow
 def test_a_snapshot_damaged_after_its_last_use_does_not_end_a_run_well(place: Place) -> None:
     place.behave(evaluation="waits")
     run = place.start()
@@ -201,6 +204,7 @@ def test_a_host_that_reads_other_weights_is_named_before_it_trains_from_them(pla
 SOLVER = "prototxt/small/solver_last.prototxt"
 
 
+@pytest.mark.slow
 def test_a_prototxt_changed_while_the_run_lives_is_not_trained_from(place: Place) -> None:
     place.behave(cyc1="waits")
     run = place.start()
@@ -219,6 +223,7 @@ def test_a_prototxt_changed_while_the_run_lives_is_not_trained_from(place: Place
     assert (solver.read_text(), place.trained()) == (ours, ["init", "cyc1", "last"])
 
 
+@pytest.mark.slow
 def test_a_prototxt_cleared_away_while_the_run_lives_is_placed_again(place: Place) -> None:
     place.behave(cyc1="waits")
     run = place.start()

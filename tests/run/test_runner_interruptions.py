@@ -45,6 +45,7 @@ def test_a_killed_run_continues_with_the_trainer_that_outlived_it(place: Place) 
     assert place.state().attempts == {"init": 1, "cyc1": 1, "last": 1}
 
 
+@pytest.mark.slow
 def test_a_clock_that_was_set_back_makes_no_duration_negative(place: Place) -> None:
     place.behave(cyc1="waits")
     first = place.start()
@@ -62,6 +63,7 @@ def test_a_clock_that_was_set_back_makes_no_duration_negative(place: Place) -> N
     assert place.state().finished["cyc1"].seconds > 0
 
 
+@pytest.mark.slow
 def test_a_phase_counts_the_time_of_every_launch(place: Place) -> None:
     place.behave(cyc1="waits")
     first = place.start()
@@ -77,6 +79,7 @@ def test_a_phase_counts_the_time_of_every_launch(place: Place) -> None:
     assert place.state().finished["cyc1"].seconds > sum(spent)
 
 
+@pytest.mark.slow
 def test_a_phase_whose_trainer_died_with_the_run_is_started_over(place: Place) -> None:
     place.behave(cyc1="waits")
     first = place.start()
@@ -110,6 +113,7 @@ def test_while_a_run_is_under_way_another_is_refused_with_its_process(place: Pla
     assert place.trained() == ["init", "cyc1", "last"]
 
 
+@pytest.mark.slow
 def test_new_is_refused_while_the_trainer_of_a_killed_run_lives(place: Place) -> None:
     place.behave(init="waits")
     first = place.start()
@@ -129,6 +133,7 @@ def test_new_is_refused_while_the_trainer_of_a_killed_run_lives(place: Place) ->
     assert place.run().outputs
 
 
+@pytest.mark.slow
 def test_new_is_refused_beside_an_active_run_even_if_its_journal_is_damaged(place: Place) -> None:
     place.behave(init="waits")
     first = place.start()
@@ -156,6 +161,7 @@ def test_a_trainer_started_on_another_machine_is_not_doubled(place: Place) -> No
         place.run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "behaviour", "code"),
     [
@@ -197,6 +203,7 @@ def test_a_run_that_only_begins_takes_the_signal_of_a_batch_script_for_a_stop(pl
     assert not (place.root / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_trainer_taken_over_from_a_killed_run_is_stopped_with_its_new_run(place: Place) -> None:
     place.behave(init="waits")
     first = place.start()

@@ -217,6 +217,7 @@ def test_a_source_outside_the_root_may_be_named_relative_to_it(place: Place) -> 
     assert (code, stderr) == (0, ""), stdout
 
 
+@pytest.mark.slow
 def test_nothing_is_tried_while_a_launch_is_running(place: Place) -> None:
     place.behave(init="waits")
     run = place.start()
