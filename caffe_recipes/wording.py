@@ -31,13 +31,13 @@ def plural(count: int, one: str, many: str = "") -> str:
     return one if count == 1 else many or f"{one}s"
 
 
-def describe_count(count: int, noun: str) -> str:
-    """Write a count with its noun.
+def describe_count(count: int, noun: str, many: str = "") -> str:
+    """Write a count with its noun, whose plural is `many` if an "s" does not make it.
 
-    >>> describe_count(1, "rank"), describe_count(4096, "rank")
-    ('1 rank', '4,096 ranks')
+    >>> describe_count(1, "rank"), describe_count(4096, "rank"), describe_count(2, "class", "classes")
+    ('1 rank', '4,096 ranks', '2 classes')
     """
-    return f"{count:,} {plural(count, noun)}"
+    return f"{count:,} {plural(count, noun, many)}"
 
 
 def shorten(text: str, most: int = 80) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.wording import describe_count
 
 # Layers whose first top is a loss of weight 1 if loss_weight is not set. If there is no top, Caffe adds one.
 IMPLICIT_LOSSES = frozenset(
@@ -222,7 +223,7 @@ def _check_eltwise(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "eltwise_param.coeff[0]",
             "has coeff for a product"
             if product
-            else f"has {len(param.coeff)} coeff for {len(layer.bottom)} bottoms",
+            else f"has {len(param.coeff)} coeff for {describe_count(len(layer.bottom), 'bottom')}",
             "Caffe aborts: Eltwise takes one coefficient per bottom, for sums only",
             "remove coeff, or operation: SUM" if product else f"give {len(layer.bottom)} coeff",
         )
@@ -285,9 +286,9 @@ def _check_tops(layer: pb.LayerParameter) -> Iterator[Refusal]:
         yield Refusal(
             "tops-count",
             "top[0]",
-            f"has {len(layer.top)} tops, but its type makes {count}",
+            f"has {describe_count(len(layer.top), 'top')}, but its type makes {count}",
             "Caffe aborts when it sets up the layer, since it checks the number of tops",
-            f"give it {count} tops",
+            f"give it {describe_count(count, 'top')}",
         )
 
 
@@ -471,7 +472,7 @@ def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
         yield Refusal(
             "loss-weight-count",
             "loss_weight[0]" if layer.loss_weight else "top[1]",
-            f"has {len(layer.loss_weight) or 'no'} loss_weight and {tops} tops",
+            f"has {len(layer.loss_weight) or 'no'} loss_weight and {describe_count(tops, 'top')}",
             "Caffe aborts: loss_weight must be unspecified or specified once per top blob"
             + ("" if layer.loss_weight else ", and a loss without any gets one by default"),
             f"give {tops}" if layer.loss_weight or tops != 2 else "loss_weight: 1 loss_weight: 0",
@@ -484,7 +485,7 @@ def _check_propagate_down(layer: pb.LayerParameter) -> Iterator[Refusal]:
         yield Refusal(
             "propagate-down-count",
             "propagate_down[0]",
-            f"has {count} propagate_down and {len(layer.bottom)} bottoms",
+            f"has {count} propagate_down and {describe_count(len(layer.bottom), 'bottom')}",
             "Caffe aborts: propagate_down param must be specified either 0 or bottom_size times",
             "give one for each bottom",
         )

@@ -149,7 +149,8 @@ def check_solverstate(
         misfits.append(f"its iteration is {state.iter:,}; expected 1 to {at_most_iter:,}")
     wanted = _learned_params(net, phase)
     if wanted is not None and len(state.history) not in (len(wanted), 2 * len(wanted)):
-        what = f"it has {len(state.history)} blobs of history, but the net has {len(wanted)} parameters"
+        blobs = describe_count(len(state.history), "blob")
+        what = f"it has {blobs} of history, but the net has {describe_count(len(wanted), 'parameter')}"
         return [*misfits, what]
     for index, blob in enumerate(state.history):
         where = f"history {index}"
@@ -365,7 +366,8 @@ def _compare_shapes(layer: pb.LayerParameter, wanted: tuple[Shape, ...] | None) 
     if wanted is None:
         return []
     if len(layer.blobs) != len(wanted):
-        return [f"layer '{layer.name}' has {len(layer.blobs)} blobs, but the net needs {len(wanted)}"]
+        blobs = describe_count(len(layer.blobs), "blob")
+        return [f"layer '{layer.name}' has {blobs}, but the net needs {len(wanted)}"]
     return [
         f"layer '{layer.name}', blob {index} is {show_shape(blob_shape(blob))}, not {show_shape(shape)}"
         for index, (blob, shape) in enumerate(zip(layer.blobs, wanted, strict=True))

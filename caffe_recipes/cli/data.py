@@ -125,7 +125,7 @@ def tfrecords(lmdb: Path, out: Path, shards: int, seed: int, prefix: str, class_
     made = write_tfrecords(
         lmdb, out, shards=shards, seed=seed, prefix=prefix, classes=classes, on_progress=BuildProgress()
     )
-    echo(f"{out}: {made.records:,} records in {made.shards:,} files")
+    echo(f"{out}: {describe_count(made.records, 'record')} in {describe_count(made.shards, 'file')}")
 
 
 def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bool, as_json: bool) -> None:
@@ -351,7 +351,8 @@ def _build_lmdb(plan: BuildPlan, out: Path, workers: int, *, skip_bad: bool) -> 
     )
     left_out = f", {len(built.skipped):,} skipped" if built.skipped else ""
     kept = "; already built, and kept" if existed else ""
-    echo(f"{out!s}: {built.images:,} images of {len(built.labels):,} classes{left_out}{kept}")
+    classes = describe_count(len(built.labels), "class", "classes")
+    echo(f"{out!s}: {describe_count(built.images, 'image')} of {classes}{left_out}{kept}")
 
 
 def _build_digits(out: Path | None) -> None:

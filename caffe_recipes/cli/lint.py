@@ -83,6 +83,9 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     "Also report what this Caffe refuses or reads differently; a recipe is checked as generated for it."
 )
 @consent.run_code
+@click.option(
+    "--verbose", "is_verbose", is_flag=True, help="Print accepted findings in full, not as a line each."
+)
 @click.option("--alone", "is_alone", is_flag=True, help="Check each solver by itself, not as a chain.")
 @click.option("--fix", "is_fixing", is_flag=True, help="Fix mechanical mistakes in the files, then lint.")
 @click.option("--diff", "is_diff", is_flag=True, help="With --fix: write nothing; print a diff.")
@@ -124,6 +127,7 @@ def lint(
     form: str,
     as_json: bool,
     fail_on: str,
+    is_verbose: bool,
 ) -> None:
     """Check recipes, solvers and nets for mistakes.
 
@@ -154,12 +158,12 @@ def lint(
                 echo(f"fixed {one.where} [{one.id}] {one.what}", err=True)
             found = find_all(targets, options)
     if not is_diff:
-        _print(found, form, notices)
+        _print(found, form, notices, is_verbose=is_verbose)
     if any(is_at_least(one, fail_on) for one in found):
         context.exit(1)
 
 
-def _print(found: list[Finding], form: str, notices: list[str]) -> None:
+def _print(found: list[Finding], form: str, notices: list[str], *, is_verbose: bool) -> None:
     if form == "json":
         click.echo(render_json(found))
     elif form == "github":
@@ -167,4 +171,5 @@ def _print(found: list[Finding], form: str, notices: list[str]) -> None:
     else:
         for line in notices:
             echo(line, err=True)
-        echo(*render_findings(found, painter(sys.stdout.isatty()), terminal_width()))
+        paint = painter(sys.stdout.isatty())
+        echo(*render_findings(found, paint, terminal_width(), is_verbose=is_verbose))

@@ -59,12 +59,12 @@ TASKS = {
     },
     "Slurm": {
         "submit": _Lazy("submit", "Submit a recipe's chain to Slurm."),
-        "cancel": _Lazy("monitor", "Stop a run, and cancel its jobs."),
     },
-    "Watch": {
+    "Watch and stop": {
         "status": _Lazy("monitor", "Show the status of runs and their jobs."),
         "attach": _Lazy("monitor", "Watch a run until it ends."),
         "logs": _Lazy("monitor", "Print a run's log, and follow it."),
+        "cancel": _Lazy("monitor", "Stop a run, local or in Slurm."),
     },
     "Data": {
         "data": _Lazy("data", "Build and check LMDBs and TFRecords."),

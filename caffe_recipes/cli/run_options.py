@@ -84,12 +84,15 @@ runs_root = click.option(
     envvar="CAFFE_ROOT",
     default=".",
     show_envvar=True,
-    help="The folder that contains runs/; with --on, a path on that host [default: the current folder]",
+    help="The folder that contains runs/ [default: the current folder]",
 )
 
 
 on = click.option(
-    "--on", metavar="HOST", help="Read the run on this host, over ssh; the host needs sh and coreutils."
+    "--on",
+    metavar="HOST",
+    help="Read the run on this host, over ssh; --caffe-root is then a path there. The host needs sh and "
+    "coreutils.",
 )
 
 

@@ -13,6 +13,7 @@ from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.run.context import StageOptions
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
+from caffe_recipes.wording import describe_count
 
 
 @click.command(
@@ -48,7 +49,7 @@ def stage(typed: run_options.GivenRun, whole: bool, clean: bool) -> None:
         cleaned = clean_recipe(loaded, options, open_host)
         for each in cleaned:
             echo(f"{each.host}: {each.outcome}", err=each.failed)
-        _fail_for([each.host for each in cleaned if each.failed], len(cleaned), "were not cleaned")
+        _fail_for([each.host for each in cleaned if each.failed], len(cleaned), "not cleaned")
         return
     placed = stage_recipe(loaded, options, open_host, echo)
     failed = [each for each in placed if each.outcome == "failed"]
@@ -63,6 +64,5 @@ def _fail_for(hosts: list[str], of: int, what: str) -> None:
     """Raise RunFailed, which names the first hosts, if there are any."""
     if hosts:
         names = ", ".join(hosts[:3]) + (", ..." if len(hosts) > 3 else "")
-        raise RunFailed(
-            "stage", f"{len(hosts)} of {of} hosts {what}: {names}", "fix them, and run the same command again"
-        )
+        failed = f"{len(hosts)} of {describe_count(of, 'host')} {what}: {names}"
+        raise RunFailed("stage", failed, "fix them, and run the same command again")

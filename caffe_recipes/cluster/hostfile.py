@@ -304,7 +304,7 @@ def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: s
     if len(hosts) < nodes:
         room = f"{describe_count(len(hosts), 'host')} x {describe_count(ranks_per_node, 'rank')}"
         what = f"{room} = {len(hosts) * ranks_per_node}, but the recipe needs {nodes * ranks_per_node}"
-        raise InputError(where, what, f"give {nodes} hosts")
+        raise InputError(where, what, f"give {describe_count(nodes, 'host')}")
     taken = hosts[:nodes]
     here = next((name for name in taken if _LOOPBACK.fullmatch(name)), None)
     other = next((name for name in taken if not _LOOPBACK.fullmatch(name)), None)

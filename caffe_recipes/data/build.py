@@ -149,7 +149,8 @@ def _check_labels(found: Pictures, classes: int | None) -> None:
     if classes is None:
         return
     if found.classes is not None and len(found.classes) != classes:
-        raise DataError(found.where, f"has {len(found.classes):,} classes, not {classes:,}", "fix --classes")
+        has = describe_count(len(found.classes), "class", "classes")
+        raise DataError(found.where, f"has {has}, not {classes:,}", "fix --classes")
     bad = [picture for picture in found.pictures if picture.label >= classes]
     if bad:
         wanted = f"{classes:,} classes 0 to {classes - 1}"
@@ -313,7 +314,7 @@ def _check_existing(plan: BuildPlan, out: Path) -> BuildManifest:
         raise DataError(out, what, "remove it, or give another path")
     with open_datums(out) as datums:
         if len(datums) != manifest.images:
-            what = f"holds {len(datums):,} records, but its manifest says {manifest.images:,}"
+            what = f"holds {describe_count(len(datums), 'record')}, but its manifest says {manifest.images:,}"
             raise DataError(out, what, "remove it, and build it again")
     return manifest
 

@@ -20,6 +20,7 @@ from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.data.manifest import BuildManifest, RecordsDigest, load_manifest
 from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
 from caffe_recipes.errors import DataError
+from caffe_recipes.wording import describe_count
 
 _BATCH_IMAGES = 64  # images decoded in one batch: a few MB, or a few hundred MB of large ones
 _REBUILD_HINT = "copy the LMDB again, or build it again"
@@ -102,7 +103,7 @@ class RecordStats:
         if label < first:
             self.add("label", f"{where} has label {label}, which is below {first}")
         elif classes is not None and label >= first + classes:
-            wanted = f"{classes:,} classes {first} to {first + classes - 1}"
+            wanted = f"{describe_count(classes, 'class', 'classes')} {first} to {first + classes - 1}"
             self.add("label", f"{where} has label {label}, which is not one of the {wanted}")
 
     def measure_order(self, batch: int, *, must_be_shuffled: bool) -> Shuffledness:
@@ -247,9 +248,8 @@ def _decode(datum: pb.Datum) -> tuple[ImageShape, list[float]] | str:
 def _compare_with_manifest(manifest: BuildManifest, count: int, stats: _LmdbStats) -> None:
     """Compare the records with the manifest."""
     if count != manifest.images:
-        stats.add(
-            "manifest", f"holds {count:,} records, but its manifest says {manifest.images:,}", _REBUILD_HINT
-        )
+        what = f"holds {describe_count(count, 'record')}, but its manifest says {manifest.images:,}"
+        stats.add("manifest", what, _REBUILD_HINT)
     elif stats.digest is not None and stats.digest.hexdigest() != manifest.sha256:
         stats.add("manifest", "has different records from those in its manifest", _REBUILD_HINT)
 
@@ -301,7 +301,8 @@ def render_json(report: LmdbReport) -> str:
 
 def render_text(report: LmdbReport) -> Iterator[str]:
     """Yield the report as lines of text, with the problems last."""
-    yield f"{report.count:,} records, {report.encoded:,} of them encoded images; {report.decoded:,} decoded"
+    count = describe_count(report.count, "record")
+    yield f"{count}, {report.encoded:,} of them encoded images; {report.decoded:,} decoded"
     yield from _label_lines(report)
     yield from _shape_lines(report)
     if report.channel_means is not None:
@@ -360,7 +361,7 @@ def _label_lines(report: LmdbReport) -> Iterator[str]:
 def _shape_lines(report: LmdbReport) -> Iterator[str]:
     if len(report.shapes) <= _MAX_SHAPES:
         for (channels, height, width), count in report.shapes.items():
-            yield f"{count:,} images of {channels} x {height} x {width}"
+            yield f"{describe_count(count, 'image')} of {channels} x {height} x {width}"
     else:
         heights, widths = ([shape[axis] for shape in report.shapes] for axis in (1, 2))
         sizes = f"{min(heights)} to {max(heights)} high, {min(widths)} to {max(widths)} wide"

@@ -122,7 +122,7 @@ def _is_complete(path: Path, count: int) -> bool:
         return False
     found = check_datums(path, CLASSES).count
     if found != count:
-        raise DataError(path, f"has {found:,} records instead of {count:,} digits", "remove it")
+        raise DataError(path, f"holds {found:,} of {count:,} digits", "remove it")
     return True
 
 

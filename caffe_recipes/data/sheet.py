@@ -14,6 +14,7 @@ from caffe_recipes.data.check import spread_evenly
 from caffe_recipes.data.convert import encode, load_pixels, quiet_decoders
 from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import DataError
+from caffe_recipes.wording import describe_count
 
 _IMAGES, _COLUMNS = 64, 8
 
@@ -86,7 +87,7 @@ def _draw_image(tile: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> None:
     """Draw an image centred in its tile, keeping its aspect ratio."""
     height, width, channels = pixels.shape
     if channels not in (1, 3, 4):
-        raise ValueError(f"has {channels} channels")
+        raise ValueError(f"has {describe_count(channels, 'channel')}")
     shrunk = _SIDE_PX / max(height, width)
     size = max(1, round(width * shrunk)), max(1, round(height * shrunk))
     way = cv2.INTER_AREA if shrunk < 1 else cv2.INTER_NEAREST

@@ -50,6 +50,7 @@ from caffe_recipes.tensorflow.records import (
     require_crc32c,
     write_records,
 )
+from caffe_recipes.wording import describe_count
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,7 @@ def _write(images: _ImageSource, plan: RecordSet, out: Path, on_progress: Progre
 def _plan(images: _ImageSource, shards: int, seed: int, prefix: str) -> RecordSet:
     count = len(images.keys)
     if shards > count:
-        what = f"{shards:,} files for {count:,} records: some would be empty"
+        what = f"{describe_count(shards, 'file')} for {describe_count(count, 'record')}: some would be empty"
         raise InputError("--shards", what, "give fewer")
     settings = [count, shards, seed, prefix, images.classes, images.size_bytes]
     digest = hashlib.sha256(json.dumps(settings).encode())
@@ -448,7 +449,8 @@ def render_records_text(report: RecordsReport) -> Iterator[str]:
     """Yield the report as lines of text, with the problems last."""
     counts = list(report.files.values())
     yield (
-        f"{report.count:,} TFRecords in {len(counts):,} files of {min(counts):,} to {max(counts):,}, "
+        f"{describe_count(report.count, 'TFRecord')} in {describe_count(len(counts), 'file')} of "
+        f"{min(counts):,} to {max(counts):,}, "
         f"{report.size_bytes / MIB:,.1f} MiB"
     )
     if report.labels:

@@ -31,6 +31,7 @@ from caffe_recipes.engine.solver import SignalRequests, Solver, format_output
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import DataError, InputError, RunFailed
 from caffe_recipes.files import check_replaceable, write_whole
+from caffe_recipes.wording import describe_count
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def predict(net: RunnableNet, out: str, log: Log) -> None:
     assert source is not None
     with open_datums(source.where) as datums:
         count = len(datums)
-    log.info("predict", f"Predicting {count} images of {source.where}")
+    log.info("predict", f"Predicting {describe_count(count, 'image')} of {source.where}")
     scores: list[NDArray[np.float32]] = []
     labels: list[NDArray[np.int32]] = []
     done = 0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.errors import CaffeRecipesError, RunFailed
 from caffe_recipes.files import wait_until_read
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,7 +88,7 @@ class MpiRanks(Ranks):
         self.rank, self.size = rank, size
         self._world: Any = MPI.COMM_WORLD
         if self._world.size != size:
-            what = f"MPI sees {self._world.size} ranks, but the launcher started {size}"
+            what = f"MPI sees {describe_count(self._world.size, 'rank')}, but the launcher started {size}"
             raise RunFailed("mpiexec", what, "use the mpiexec.hydra that was installed with mpi4py")
         self.entropy = int(self._gather(str(self.entropy))[0])
 

@@ -17,7 +17,7 @@ from caffe_recipes.engine.ops import format_shape
 from caffe_recipes.engine.updates import ParamGroup, view_as_blob
 from caffe_recipes.errors import InputError, WeightsError
 from caffe_recipes.files import check_replaceable
-from caffe_recipes.wording import find_nearest, plural
+from caffe_recipes.wording import describe_count, find_nearest, plural
 
 
 def snapshot_name(prefix: str, iteration: int, suffix: str) -> str:
@@ -130,7 +130,8 @@ def copy_weights(
             continue
         mine, shapes = wanted[layer.name], net.learned_shapes()[layer.name]
         if len(mine) != len(layer.blobs):
-            what = f"layer '{layer.name}' has {len(layer.blobs)} blobs, but {len(mine)} in {net.path}"
+            blobs = describe_count(len(layer.blobs), "blob")
+            what = f"layer '{layer.name}' has {blobs}, but {len(mine)} in {net.path}"
             raise WeightsError(path, what, "give the weights of this net")
         for index, (tensor, shape, blob) in enumerate(zip(mine, shapes, layer.blobs, strict=True)):
             _check_shape(path, net.path, f"layer '{layer.name}', blob {index},", shape, blob)
@@ -187,7 +188,8 @@ def copy_history(net: RunnableNet, groups: Sequence[ParamGroup], state: pb.Solve
     """Copy the history of a solverstate. Raises WeightsError if it belongs to another net or solver type."""
     mine = _history_blobs(net, groups)
     if len(mine) != len(state.history):
-        what = f"has {len(state.history)} blobs of history, but this net and solver need {len(mine)}"
+        blobs = describe_count(len(state.history), "blob")
+        what = f"has {blobs} of history, but this net and solver need {len(mine)}"
         raise WeightsError(path, what, "resume with the net and the solver type that wrote it")
     for index, (tensor, blob) in enumerate(zip(mine, state.history, strict=True)):
         _check_shape(path, net.path, f"history {index}", tensor.shape, blob)

@@ -15,6 +15,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import blob_values, load_mean, mean_shape
 from caffe_recipes.errors import InputError
 from caffe_recipes.limits import limit
+from caffe_recipes.wording import describe_count
 
 Pixels = NDArray[Any]  # (height, width, channels); uint8, or float32 if the Datum has floats
 Resize = Callable[[Pixels, Random], Pixels]
@@ -192,9 +193,8 @@ class Transform:
         batch = np.stack(images).astype(np.float32, copy=False)
         if self._mean.size:
             if self._mean.size not in (1, batch.shape[3]):
-                raise ValueError(
-                    f"has {batch.shape[3]} channels, but mean_value has {self._mean.size} values"
-                )
+                channels = describe_count(batch.shape[3], "channel")
+                raise ValueError(f"has {channels}, but mean_value has {self._mean.size} values")
             batch -= self._mean
         if self._scale != 1:
             with np.errstate(over="ignore"):  # Caffe gets infinity too; the loss shows it

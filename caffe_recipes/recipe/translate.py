@@ -125,7 +125,8 @@ def _too_many_snapshots(recipe: Recipe, phase: Phase) -> Iterator[Part]:
     below = phase.last_iter // own * own
     ends = " or ".join(str(end) for end in (below, below + own) if end <= phase.lr_iter)
     iterations = ", ".join(map(str, sorted(needed)))
-    why = f"stopping there needs snapshots at {iterations}, so one every {every} iterations: {count} in total"
+    often = "every iteration" if every == 1 else f"every {every} iterations"
+    why = f"stopping there needs snapshots at {iterations}, so one {often}: {count} in total"
     yield Part(phase.name, "max_iter", f"{why}; end it at {ends}, where its snapshot: {own} fires")
 
 

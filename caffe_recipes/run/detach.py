@@ -77,12 +77,15 @@ def detach(
 
 def describe_detached(started: Detached, root: Path) -> list[str]:
     """Return lines that say where a detached run continues, and how to watch and stop it."""
-    watch = shlex.join(["caffe-recipes", "attach", started.folder.name, *root_words(root)])
+    watch, stop = (
+        shlex.join(["caffe-recipes", command, started.folder.name, *root_words(root)])
+        for command in ("attach", "cancel")
+    )
     process = f"process {started.pid} on {socket.gethostname()}"
     return [
         f"{started.folder}: continues as {process}; its output is in {started.output}",
         f"watch it: {watch}",
-        f"stop it:  kill -INT {started.pid}",
+        f"stop it:  {stop}",
     ]
 
 

@@ -340,9 +340,11 @@ class Launch(Event):
         step = find_step(recipe, self.phase, folder)
         if self.resumed is not None:
             left = step.last_iter - self.resumed
-            return f"{step.phase}: {left:,} iterations from the checkpoint at {self.resumed:,}"
+            return (
+                f"{step.phase}: {describe_count(left, 'iteration')} from the checkpoint at {self.resumed:,}"
+            )
         source = self.starts_from or find_trainer(recipe).initialization
-        return f"{step.phase}: {step.last_iter:,} iterations from {source}"
+        return f"{step.phase}: {describe_count(step.last_iter, 'iteration')} from {source}"
 
 
 @dataclass(frozen=True)

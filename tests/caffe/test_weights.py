@@ -332,7 +332,7 @@ def test_misfits_are_named() -> None:
     assert check_weights(weights, NET) == ["layer 'ip', blob 0 is 3x4, not 4x3"]
 
     del weights.layer[1].blobs[1]
-    assert check_weights(weights, NET) == ["layer 'ip' has 1 blobs, but the net needs 2"]
+    assert check_weights(weights, NET) == ["layer 'ip' has 1 blob, but the net needs 2"]
 
 
 def test_a_failed_save_keeps_the_previous_file(tmp_path: Path) -> None:

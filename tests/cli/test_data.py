@@ -178,6 +178,14 @@ def test_a_list_is_read_beneath_its_root_by_several_workers(tmp_path: Path) -> N
         assert [datum.label for _, datum in datums] == [5, 0]
 
 
+def test_one_image_of_one_class_is_in_the_singular(tmp_path: Path) -> None:
+    write_folder(tmp_path / "images")
+    (tmp_path / "list").write_text("b/1.jpg 0\n")
+    words = ("--images", tmp_path / "list", "--root", tmp_path / "images", "--out", tmp_path / "lmdb")
+    assert call("build", *words, "--workers", "1")[1] == f"{tmp_path / 'lmdb'}: 1 image of 1 class\n"
+    assert call("check", tmp_path / "lmdb")[1].startswith("1 record, 1 of them encoded")
+
+
 def test_bad_images_are_skipped_on_request(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "images")
     (folder / "b/1.jpg").write_bytes((folder / "b/2.png").read_bytes()[:-20])  # libpng would warn

@@ -132,8 +132,25 @@ def test_shipped_recipes_pass_and_print_what_they_accept() -> None:
     done = call("stampede2-64n-72ep", "digits-local")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^stampede2-64n-72ep\.yaml:\d+: ", done.stdout, re.MULTILINE)
-    assert "warning, accepted [warmup-end-jump] init: the rate drops by 8.3%" in done.stdout
-    assert "    accepted: as published; the paper and the 448-node recipe double it" in done.stdout
+    *_, accepted, counts = done.stdout.split("\n\n")
+    assert counts.count("accepted in") == 1
+    rows = accepted.splitlines()
+    assert all(re.match(r"(stampede2|digits|prototxt)\S+: accepted \[[\w-]+\] ", row) for row in rows)
+    assert any("[collapse-weight-decay] collapse: as published; the paper and the" in row for row in rows)
+    whole = call("stampede2-64n-72ep", "--verbose").stdout
+    assert "warning, accepted [warmup-end-jump] init: the rate drops by 8.3%" in whole
+    assert "    accepted: as published; the paper and the 448-node recipe double it" in whole
+
+
+def test_the_advice_on_a_generated_file_is_to_change_its_recipe(tmp_path: Path) -> None:
+    assert call_main("generate", "digits-local", "--out", tmp_path).returncode == 0
+    path = tmp_path / "prototxt/digits-local/solver_init.prototxt"
+    header, generated = path.read_text().split("\n", 1)
+    advice = "remove it, or choose a policy or type that reads it"
+    for text, write in ((header, f"change the recipe, not this generated file: {advice}"), ("", advice)):
+        path.write_text(f"{text}\n{generated}gamma: 0.1\n")
+        found = json.loads(call("--json", "--alone", path).stdout)
+        assert [one["write"] for one in found if one["id"] == "solver-field-unread"] == [write]
 
 
 def test_rules_lists_all_and_explain_one() -> None:

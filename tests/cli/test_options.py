@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -164,3 +166,24 @@ def test_bounds_are_reported() -> None:
         WHOLE.convert("-1", None, None)
     with pytest.raises(click.BadParameter, match="2147483648 is too large; give 2147483647 or less"):
         WHOLE.convert(str(2**31), None, None)
+
+
+def commands_of(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    context = click.Context(command)
+    for each in command.list_commands(context):
+        found = command.get_command(context, each)
+        assert found is not None
+        yield from commands_of(f"{name} {each}", found)
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands_of("caffe-recipes", commands)))
+def test_a_command_s_help_names_only_options_that_it_has(name: str, command: click.Command) -> None:
+    texts = [str(option.help) for option in command.params if isinstance(option, click.Option)]
+    named = re.findall(
+        r"(?<![\w>-])--[a-z][\w-]*", re.sub(r"`[^`]*`|--sbatch-option=\S+", "", " ".join(texts))
+    )
+    known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+    assert sorted(set(named) - known) == []

@@ -63,7 +63,7 @@ def test_a_host_that_was_not_cleaned_is_named_and_the_command_fails(place: Place
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
         f"localhost: not cleaned: {place.lmdb}: can be changed by anybody",
-        "Error: stage: 1 of 1 hosts were not cleaned: localhost; fix them, and run the same command again",
+        "Error: stage: 1 of 1 host not cleaned: localhost; fix them, and run the same command again",
     ]
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 

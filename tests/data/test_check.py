@@ -160,7 +160,7 @@ def test_records_are_compared_with_the_manifest(listed: Path, tmp_path: Path) ->
     assert problems(check_lmdb(tmp_path / "two", decode=None)) == []
     write_datums(tmp_path / "short", [("x", image(0))])
     (tmp_path / "one" / "data.mdb").write_bytes((tmp_path / "short" / "data.mdb").read_bytes())
-    assert problems(check_lmdb(tmp_path / "one")) == ["holds 1 records, but its manifest says 10"]
+    assert problems(check_lmdb(tmp_path / "one")) == ["holds 1 record, but its manifest says 10"]
 
 
 def test_records_that_differ_from_those_built_are_reported_with_the_advice_to_copy(

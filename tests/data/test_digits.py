@@ -128,7 +128,7 @@ def test_only_the_missing_lmdb_is_built(lmdbs: DigitsLmdbs, tmp_path: Path) -> N
 def test_other_records_under_the_name_are_refused_and_kept(tmp_path: Path) -> None:
     image = pb.Datum(channels=1, height=1, width=1, label=3, data=b"x")
     write_datums(tmp_path / "digits_val_lmdb", [("x", image)])
-    with pytest.raises(DataError, match="has 1 records instead of 359 digits; remove it"):
+    with pytest.raises(DataError, match="holds 1 of 359 digits; remove it"):
         build_digits(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["digits_val_lmdb"]
 

@@ -128,11 +128,11 @@ def snapshots(max_iter: int, snapshot: int, weights_iter: int, lr_iter: int = 20
     [
         (
             snapshots(1000, 333, 999),
-            "999, 1000, so one every 1 iterations: 1000 in total; end it at 999 or 1332,",
+            "999, 1000, so one every iteration: 1000 in total; end it at 999 or 1332,",
         ),
         (
             snapshots(1000, 333, 999, 1100),
-            "so one every 1 iterations: 1000 in total; end it at 999, where its snapshot: 333",
+            "so one every iteration: 1000 in total; end it at 999, where its snapshot: 333",
         ),
         (
             snapshots(1010, 100, 300),
@@ -140,7 +140,7 @@ def snapshots(max_iter: int, snapshot: int, weights_iter: int, lr_iter: int = 20
         ),
         (
             snapshots(3001, 10, 300, 4000),
-            "300, 3001, so one every 1 iterations: 3001 in total; end it at 3000 or",
+            "300, 3001, so one every iteration: 3001 in total; end it at 3000 or",
         ),
     ],
 )

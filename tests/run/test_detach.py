@@ -46,7 +46,9 @@ def test_a_detached_run_trains_in_its_own_session_and_prints_how_to_watch_it(pla
     first, watch, stop = stdout.splitlines()[-3:]
     on = f"process {pid} on {socket.gethostname()}"
     assert first.startswith(f"runs/small-1: continues as {on}; its output is in logs/small/detached-")
-    assert (watch, stop) == ("watch it: caffe-recipes attach small-1", f"stop it:  kill -INT {pid}")
+    assert (watch, stop) == (
+        "watch it: caffe-recipes attach small-1", "stop it:  caffe-recipes cancel small-1"
+    )  # fmt: skip
     assert stdout.startswith("checking 1 host ...\nok      "), "the preflight is seen"
     assert os.getsid(pid) == pid
     assert place.state().pid == pid
@@ -130,12 +132,14 @@ def test_a_killed_run_s_trainer_is_taken_over_and_is_enough(place: Place) -> Non
 
 
 @pytest.mark.parametrize("root", [".", "a root"])
-def test_the_watch_command_names_the_caffe_root_if_it_is_elsewhere(
+def test_the_watch_and_stop_commands_name_the_caffe_root_if_it_is_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
 ) -> None:
     (tmp_path / "a root").mkdir()
     monkeypatch.chdir(tmp_path)
     lines = describe_detached(Detached(7, Path("out.log"), Path("runs/x-1")), Path(root))
-    assert lines[1] == "watch it: caffe-recipes attach x-1" + (
-        "" if root == "." else " --caffe-root 'a root'"
-    )
+    where = "" if root == "." else " --caffe-root 'a root'"
+    assert lines[1:] == [
+        f"watch it: caffe-recipes attach x-1{where}",
+        f"stop it:  caffe-recipes cancel x-1{where}",
+    ]

@@ -54,7 +54,7 @@ def test_an_lmdb_is_staged_once_and_for_other_runs_too(place: Place) -> None:
     assert [len(found) for found in events] == [1, 0]
     assert (events[0][0]["hosts"], events[0][0]["bytes"]) == (["localhost"], before.st_size)
     output = place.output.getvalue()
-    assert "within the classes; to be staged on 1 of 1 hosts by copy\n" in output
+    assert "within the classes; to be staged on 1 of 1 host by copy\n" in output
     assert "within the classes; staged\n" in output
 
 

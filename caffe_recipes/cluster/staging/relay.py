@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.file_format import FORMAT
 from caffe_recipes.files import try_lock, wait_until_read
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -448,7 +449,7 @@ def run_rank(comm: MPI.Comm, options: argparse.Namespace) -> str:
     """Run this rank's part of the chain; return its error message, or "". Raises Stalled, OSError."""
     waiter, rank = Waiter(options.stall_s), comm.Get_rank()
     if comm.Get_size() != options.ranks:
-        what = f"{comm.Get_size()} ranks were started, not {options.ranks}"
+        what = f"started {describe_count(comm.Get_size(), 'rank')}, not {options.ranks}"
         raise OSError(f"{what}: mpi4py and the launcher use different MPIs")
     with ThreadPoolExecutor(hasher_count()) as pool:
         landing, error = None, ""

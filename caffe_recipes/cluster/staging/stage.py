@@ -251,5 +251,5 @@ def _cleaned(answer: Answer[tuple[str, str]], folder: str) -> Cleaned:
         return Cleaned(host, f"not cleaned: {place}{error.what}", failed=True)
     word, rest = answer.value or ("nothing", "")
     if word == "cleaned":
-        return Cleaned(host, f"removed {int(rest):,} bytes")
+        return Cleaned(host, f"removed {describe_count(int(rest), 'byte')}")
     return Cleaned(host, f"kept: {rest}" if word == "kept" else "nothing to remove")

@@ -17,6 +17,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.files import open_file, read_bytes
 from caffe_recipes.limits import MOST_LINTED_FILES, MOST_SCRIPT_BYTES, MOST_SCRIPT_LINES
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
+from caffe_recipes.render.headers import is_generated
 from caffe_recipes.review.lint.chain_rules import check_deploys
 from caffe_recipes.review.lint.check import sort_findings
 from caffe_recipes.review.lint.inputs import (
@@ -216,7 +217,19 @@ def lint(
         from caffe_recipes.review.lint.recipes import lint_recipe  # pydantic is slow to import
 
         found += lint_recipe(recipe, options.dialect, report)
-    return found + _lint_paths(others, options, report)
+    return _advise_recipes(found + _lint_paths(others, options, report))
+
+
+def _advise_recipes(findings: Sequence[Finding]) -> list[Finding]:
+    """Advise to change the recipe where a finding is in a generated file, which is written again."""
+    paths = {split_place(found.where)[0] for found in findings}
+    generated = {path for path in paths if is_generated(_read_beginning(Path(path)).decode(errors="replace"))}
+    return [
+        replace(found, write=f"change the recipe, not this generated file: {found.write}")
+        if split_place(found.where)[0] in generated
+        else found
+        for found in findings
+    ]
 
 
 def is_recipe(target: str) -> bool:

@@ -291,7 +291,7 @@ def _check_global_batch(chain: Chain, link: Link, made_for: EpochSize) -> Iterat
     if each is None or link.net is None:
         return
     if ranks is not None and _differ(each * ranks, made_for.batch):
-        what = f"{ranks} ranks x {each} are {each * ranks:,} images per iteration"
+        what = f"{describe_count(ranks, 'rank')} x {each} are {each * ranks:,} images per iteration"
     elif ranks is None and made_for.batch % each:
         what = f"the images per iteration are a multiple of {each}"
     else:
@@ -394,7 +394,8 @@ def check_cores(facts: ChainFacts, where: str) -> Iterator[Finding]:
     if not busy:
         return
     first, last = facts.threads_per_node, facts.cores_per_node
-    shape = f"{facts.ranks_per_node or 0} ranks x {facts.omp_num_threads or 0} OpenMP threads per node"
+    threads = describe_count(facts.omp_num_threads or 0, "OpenMP thread")
+    shape = f"{describe_count(facts.ranks_per_node or 0, 'rank')} x {threads} per node"
     if facts.sockets_per_node and facts.cores_per_socket:
         each = first / facts.sockets_per_node
         shape = f"{each:g} OpenMP threads on each socket of {facts.cores_per_socket} cores"

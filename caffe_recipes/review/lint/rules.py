@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from caffe_recipes.review.columns import Paint, align_columns, join_blocks, keep_plain, wrap_line
-from caffe_recipes.wording import printable
+from caffe_recipes.wording import describe_count, printable, shorten
 
 Severity = Literal["error", "warning", "note"]
 
@@ -156,12 +156,17 @@ _MAX_PLACES = 5
 
 
 def render_findings(
-    findings: Sequence[Finding], paint: Paint = keep_plain, width: int | None = None
+    findings: Sequence[Finding],
+    paint: Paint = keep_plain,
+    width: int | None = None,
+    *,
+    is_verbose: bool = False,
 ) -> list[str]:
     """Return the lines of a report: a block for each, in order, and a line with the counts.
 
-    A finding that occurs at several places is one block that lists the places, and is counted once. Lines are
-    wrapped at `width`, if given.
+    A finding that occurs at several places is one block that lists the places, and is counted once. The
+    accepted findings follow, a line each, unless it `is_verbose`: then each is a block like the others. Lines
+    are wrapped, or those of accepted findings shortened, at `width`, if given.
 
     >>> one = Finding("join-jump", "warning", "s.prototxt", "what", "effect", "solver_mode: CPU")
     >>> print(*render_findings([one]), sep="\\n")
@@ -175,8 +180,10 @@ def render_findings(
     for found in findings:
         same = (found.id, found.what, found.effect, found.write, found.accepted)
         groups.setdefault(same, []).append(found)
-    blocks = [_render_block(group, paint, width) for group in groups.values()]
-    return join_blocks([*blocks, [_render_counts(list(groups.values()))]])
+    in_full = [group for group in groups.values() if is_verbose or not group[0].accepted]
+    blocks = [_render_block(group, paint, width) for group in in_full]
+    accepted = [_render_accepted(group, width) for group in groups.values() if group not in in_full]
+    return join_blocks([*blocks, *([accepted] if accepted else []), [_render_counts(list(groups.values()))]])
 
 
 def render_github(findings: Sequence[Finding]) -> list[str]:
@@ -251,6 +258,15 @@ def _render_block(group: Sequence[Finding], paint: Paint, width: int | None) -> 
         lines.append(f"also at {', '.join(places[:_MAX_PLACES])}{more}")
     below = (wrap_line(f"    {printable(line)}", width, 6) for line in lines if line.strip())
     return [head, *rest, *(part for parts in below for part in parts)]
+
+
+def _render_accepted(group: Sequence[Finding], width: int | None) -> str:
+    """Return an accepted finding as one line: where it is, its rule, the reason, and how many places more."""
+    found = group[0]
+    more = f" (and {describe_count(len(group) - 1, 'place')} more)" if len(group) > 1 else ""
+    phase = f"{found.phase}: " if found.phase else ""
+    line = printable(f"{found.where}: accepted [{found.id}] {phase}{found.accepted}")
+    return f"{shorten(line, width - len(more)) if width else line}{more}"
 
 
 def _colour_of(found: Finding) -> str:

@@ -22,6 +22,7 @@ from caffe_recipes.run.context import Setting
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.findings import CheckResult, Commands, fold_names
 from caffe_recipes.run.trainer import RunPlan, Training
+from caffe_recipes.wording import describe_count
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Processors:
     def __str__(self) -> str:
         """Return the sockets and cores, such as "2 x 24 cores"."""
         if self.sockets is None:
-            return f"{self.cores} cores"
+            return describe_count(self.cores, "core")
         return f"{self.sockets} x {self.cores // self.sockets} cores"
 
 

@@ -265,7 +265,8 @@ def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResul
         takes = (
             f", about {describe_duration(chosen.seconds)}" if chosen.seconds and chosen.seconds >= 1 else ""
         )
-        staged = f"to be staged on {len(plan.missing)} of {len(hosts)} hosts by {chosen.how}{takes}"
+        on = f"{len(plan.missing)} of {describe_count(len(hosts), 'host')}"
+        staged = f"to be staged on {on} by {chosen.how}{takes}"
     problems = [HostProblem(host, reason, STAGING_HINT, lmdb) for host, reason in plan.refused]
     return as_findings("training data", problems, f"{records}; {staged}")
 
@@ -336,11 +337,12 @@ def _check_records(path: Path, view: NodeView, part: DataPart) -> tuple[str, lis
         raise error.reworded(hint=hint) from None
     _check_sizes(path, view, part, seen.shapes)
     sampled = "" if seen.checked == seen.count else f" of {seen.checked:,}"
-    records = f"{seen.count:,} records, labels{sampled} within the classes"
+    records = f"{describe_count(seen.count, 'record')}, labels{sampled} within the classes"
     if seen.count == images:
         return records, []
     subject, sets = _SET_BY_IMAGES[part]
-    what = f"{view.setting.show(path)}: {seen.count:,} records, but data.{part}.images is {images:,}, {sets}"
+    count = describe_count(seen.count, "record")
+    what = f"{view.setting.show(path)}: {count}, but data.{part}.images is {images:,}, {sets}"
     hint = f"write `images: {seen.count}`, or use another LMDB"
     return records, [CheckResult(subject, f"{what}; {hint}", warns=True)]
 
@@ -626,7 +628,7 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
     for each in sets:
         check_source_access(setting.root, each.read_paths)
     files = sum(len(each) for each in sets[0].wanted.values())
-    shown = f"{setting.show(source)}: {data.images:,} images in {data.files} files"
+    shown = f"{setting.show(source)}: {data.images:,} images in {describe_count(data.files, 'file')}"
     hosts = describe_count(len(sets[0].wanted), "host")
     return [CheckResult(_TRAIN, f"{shown}; {files} to be staged on {hosts} where missing")]
 
@@ -644,7 +646,8 @@ def check_test_records(view: NodeView) -> list[CheckResult]:
     if problems := _find_untrusted(view, "test"):
         return as_findings(_TEST, problems)
     made = load_records_manifest(data, folder, setting.trainer.classes())
-    return [CheckResult(_TEST, f"{setting.show(folder)}: {made.records:,} images in {made.shards} files")]
+    files = describe_count(made.shards, "file")
+    return [CheckResult(_TEST, f"{setting.show(folder)}: {made.records:,} images in {files}")]
 
 
 def _data_of(view: NodeView) -> Records:

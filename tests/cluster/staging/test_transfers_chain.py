@@ -82,9 +82,7 @@ def test_a_launcher_of_another_mpi_is_named(world: World) -> None:
 
     env = replace(world.env, chain=ChainEnv(LocalLaunch(start=alone)), how="chain")
     placed = stage_lmdb(world.hosts, LMDB, world.source, env)
-    assert placed[0].reason.endswith(
-        "1 ranks were started, not 4: mpi4py and the launcher use different MPIs"
-    )
+    assert placed[0].reason.endswith("started 1 rank, not 4: mpi4py and the launcher use different MPIs")
 
 
 def test_a_launcher_that_does_not_start_is_one_line_and_leaves_nothing(world: World) -> None:

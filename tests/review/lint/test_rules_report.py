@@ -35,10 +35,24 @@ def test_a_finding_is_a_block_that_starts_with_its_place() -> None:
 
 
 def test_an_accepted_finding_shows_its_reason_and_is_not_counted_with_the_others() -> None:
-    text = "\n".join(render_findings([replace(ONE, accepted="published so"), GRAVE]))
+    both = [replace(ONE, accepted="published so"), GRAVE]
+    text = "\n".join(render_findings(both, is_verbose=True))
     assert "a/s.prototxt:4:1: warning, accepted [join-jump]" in text
     assert "    accepted: published so\n" in text
     assert text.endswith("\n\n1 error, 0 warnings, 0 notes; 1 accepted")
+
+
+def test_accepted_findings_are_a_line_each_after_the_others() -> None:
+    accepted = replace(ONE, accepted="published so")
+    lines = render_findings([accepted, replace(accepted, where="b.prototxt:2:1"), GRAVE])
+    assert lines[0].startswith("a/s.prototxt:9:1: error")
+    assert lines[-4:-1] == [
+        "",
+        "a/s.prototxt:4:1: accepted [join-jump] b: published so (and 1 place more)",
+        "",
+    ]
+    (short,) = [line for line in render_findings([accepted], width=40) if "accepted [" in line]
+    assert short == "a/s.prototxt:4:1: accepted [join-jump..."
 
 
 def test_a_phase_that_the_text_names_is_not_named_twice() -> None:
@@ -101,7 +115,7 @@ def test_the_same_finding_at_several_places_is_one_block_that_names_them() -> No
 def test_blocks_and_their_positions_are_counted() -> None:
     others = [replace(ONE, where=f"a/{name}.prototxt:4:1", accepted="as published") for name in "cde"]
     text = "\n".join(render_findings([ONE, GRAVE, *others, replace(ONE, what="it falls")]))
-    assert text.count("[") == 4
+    assert text.count("[") == 3 + 1
     assert text.endswith("1 error, 2 warnings, 0 notes; 1 accepted in 3 places")
 
 
@@ -134,7 +148,7 @@ def test_a_narrow_terminal_gets_whole_words_and_colours() -> None:
     found = replace(
         ONE, what="it jumps by more than it should where the two phases meet", accepted="as published"
     )
-    text = "\n".join(render_findings([found], lambda text, colour: f"<{text}>", width=60))
+    text = "\n".join(render_findings([found], lambda text, colour: f"<{text}>", width=60, is_verbose=True))
     assert text.splitlines()[:4] == [
         "<a/s.prototxt:4:1>: <warning, accepted> [join-jump] b: it jumps",
         "  by more than it should where the two phases meet",
