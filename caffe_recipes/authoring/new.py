@@ -190,7 +190,7 @@ class RecipeRequest:
     """A request for a new recipe; what is None follows from the rules or from the profile.
 
     A `collapse` follows the last cycle, or each of them. `epochs` counts those of the last model; the other
-    collapses are extra. `net` holds the keys of a recipe's net.
+    collapses are extra. `net` holds the keys of a recipe's net. `notes` are printed.
     """
 
     images: int
@@ -211,6 +211,7 @@ class RecipeRequest:
     transform: Images = PUBLISHED
     trainer: str | None = None
     size_bytes: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def depth(self) -> int:
@@ -254,7 +255,12 @@ def make_new(request: RecipeRequest, home: Path = Path()) -> NewRecipe:
     warnings = tuple(_warnings(request, recipe))
     comments = _comments(request, recipe, schedule, node_notes, warnings)
     notes = () if recipe.phases[0].warmup_iter else (no_warmup(),)
-    messages = (*notes, *(f"warning: {one}" for one in warnings), *find_uncopied(request.profile))
+    messages = (
+        *request.notes,
+        *notes,
+        *(f"warning: {one}" for one in warnings),
+        *find_uncopied(request.profile),
+    )
     return NewRecipe(recipe, write_recipe(recipe, comments), messages)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Transformation
 from caffe_recipes.review.lint.chain import Net
-from caffe_recipes.wording import did_you_mean, plural
+from caffe_recipes.wording import describe_count, did_you_mean, plural
 
 _USUAL_BATCH_PER_RANK = 32
 _MOST_SCANNED = 100_000  # records whose labels are read to count classes without a manifest
@@ -91,6 +91,7 @@ def make_request(asked: NewOptions, home: Path) -> RecipeRequest:
         raise InputError("--lmdb", "needs an LMDB of test images too", "give --test-lmdb DIR")
     images, test_images = _count_images(asked, (lmdb, train), (test_lmdb, test))
     net = _net_values(asked, own, train, home)
+    notes = tuple(_unused_outputs(lmdb, train, own, net["classes"]))
     _check_labels(lmdb, train, net["classes"])
     _check_labels(test_lmdb, test, net["classes"])
     if asked.depth and asked.net not in (None, f"resnet{asked.depth}"):
@@ -111,6 +112,7 @@ def make_request(asked: NewOptions, home: Path) -> RecipeRequest:
             "test_images": test_images,
             "size_bytes": train.size_bytes if train else None,
             "net": net,
+            "notes": notes,
             "transform": _prototxt_transform(own, data, train, lmdb)
             if own and data
             else _default_transform(lmdb, train),
@@ -176,6 +178,15 @@ def _check_labels(lmdb: str, facts: LmdbFacts | None, classes: int) -> None:
             f"{classes:,} {plural(classes, 'class', 'classes')}, but {lmdb} has labels up to {needed - 1:,}"
         )
         raise InputError("--classes", what, f"give --classes {needed}, or another LMDB")
+
+
+def _unused_outputs(lmdb: str, train: LmdbFacts | None, own: Net | None, classes: int) -> Iterator[str]:
+    """Yield a warning if a net has more outputs than the training data has classes."""
+    if train and 0 < train.classes < classes:
+        labels = describe_count(train.classes, "class", "classes")
+        what = f"warning: {own.path if own else 'the net'} has {classes:,} outputs, but {lmdb} has {labels}"
+        change = f"num_output: {train.classes} in its last layer" if own else f"--classes {train.classes}"
+        yield f"{what}; {change} fits, unless images of more classes will follow"
 
 
 def _sockets(profile: Profile | None) -> int:

@@ -338,7 +338,7 @@ def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pa
 
     It is the images between consecutive loss lines divided by the seconds between them, including tests and
     snapshots. Intervals across a start of the solver, or back in time, do not count. Raises InputError if
-    there are no two consecutive loss lines with a time.
+    there are no two consecutive loss lines with a time, and for the log of a net with another name.
     """
     images, seconds, lines = 0, 0.0, 0
     paths: list[str] = []
@@ -348,13 +348,16 @@ def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pa
         phase, guessed = _phase_of(recipe, path)
         if guessed:
             notes.append(f"assumes that {path} is the log of phase {phase.name}")
-        steps, found = _steps(text)
+        steps, found = _steps(recipe, path, text)
         lines += found
         images += sum(iterations for iterations, _ in steps) * images_per_iter(recipe, phase)
         seconds += sum(passed for _, passed in steps)
     if not seconds:
-        where, known = (paths[0] if len(paths) == 1 else ""), "no" if not lines else f"{lines}"
-        what = f"{known} lines `Iteration N, loss = ...` with a time, too few to compute the speed"
+        where, known = (
+            (paths[0] if len(paths) == 1 else ""),
+            describe_count(lines, "line") if lines else "no lines",
+        )
+        what = f"{known} `Iteration N, loss = ...` with a time, too few to compute the speed"
         raise InputError(where, what, "give a Caffe log with at least two consecutive ones")
     several = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return Pace(images / seconds, "log", f"{paths[0]}{several}", tuple(notes))
@@ -400,10 +403,10 @@ def _phase_of(recipe: Recipe, path: str) -> tuple[Phase, bool]:
     return first, len({images_per_iter(recipe, phase) for phase in recipe.phases}) > 1
 
 
-def _steps(lines: Iterable[str]) -> tuple[Sequence[tuple[int, float]], int]:
+def _steps(recipe: Recipe, path: str, lines: Iterable[str]) -> tuple[Sequence[tuple[int, float]], int]:
     """Return the iterations and seconds between consecutive loss lines, and the number of these lines."""
     steps, found, before = [], 0, None
-    for mark in _marks(lines):
+    for mark in _marks(recipe, path, lines):
         found += mark is not None
         if before and mark and mark[0] > before[0] and mark[1] > before[1]:
             steps.append((mark[0] - before[0], (mark[1] - before[1]).total_seconds()))
@@ -411,8 +414,11 @@ def _steps(lines: Iterable[str]) -> tuple[Sequence[tuple[int, float]], int]:
     return steps, found
 
 
-def _marks(lines: Iterable[str]) -> Iterator[tuple[int, datetime] | None]:
-    """Yield the iteration and time of each loss line of rank 0, and None where a solver starts."""
+def _marks(recipe: Recipe, path: str, lines: Iterable[str]) -> Iterator[tuple[int, datetime] | None]:
+    """Yield the iteration and time of each loss line of rank 0, and None where a solver starts.
+
+    Raises InputError if the solver trains a net with another name than the recipe's.
+    """
     for line in lines:
         entry = parse_line(line)
         if entry is None or entry.rank not in (None, 0):
@@ -420,4 +426,7 @@ def _marks(lines: Iterable[str]) -> Iterator[tuple[int, datetime] | None]:
         if isinstance(entry.event, Loss) and entry.time:
             yield entry.event.iteration, entry.time
         elif isinstance(entry.event, Started):
+            if entry.event.net not in ("", recipe.net.name):
+                what = f"is the log of the net {entry.event.net}, but {recipe.name} trains {recipe.net.name}"
+                raise InputError(path, what, "give the log of a run of this recipe")
             yield None

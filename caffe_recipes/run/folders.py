@@ -22,8 +22,8 @@ from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files import name_beside, read_within, write_whole
 from caffe_recipes.recipe.model import AnyRecipe, validate_frozen
-from caffe_recipes.run.events import Created
-from caffe_recipes.run.journal import JOURNAL, Clock, Journal
+from caffe_recipes.run.events import Created, RunState
+from caffe_recipes.run.journal import JOURNAL, Clock, Journal, empty_journal_error
 from caffe_recipes.run.plan import find_trainer, plan_files
 from caffe_recipes.wording import describe_names, shorten
 
@@ -202,6 +202,14 @@ def describe_changes(folder: Path, recipe: AnyRecipe) -> str | None:
     if not files:
         return None
     return f"the recipe now generates {'a ' if len(files) == 1 else ''}different {describe_names(files)}"
+
+
+def check_resumable(folder: Path, state: RunState, recipe: AnyRecipe) -> None:
+    """Raise InputError for a run that cannot be resumed: without events, or if its recipe has changed."""
+    if state == RunState():
+        raise empty_journal_error(folder / JOURNAL)
+    if changes := describe_changes(folder, recipe):
+        raise InputError(folder, changes, "undo that to resume this run, or start another with --new")
 
 
 def load_digests(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from caffe_recipes.errors import RunFailed
+from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import run_folders
@@ -171,6 +171,15 @@ def find_running(root: Path, recipe_name: str) -> Path | None:
     """Return the folder of a recipe's run that a process is running; None if there is none."""
     folders = reversed(run_folders(root, recipe_name))
     return next((folder for folder in folders if is_held(folder / "journal.lock")), None)
+
+
+def check_nothing_trains(folder: Path) -> None:
+    """Raise InputError if a trainer of a killed run is still running; `folder` is the run's."""
+    for log in (*folder.glob("logs/*.log"), *folder.glob("branches/*/logs/*.log")):
+        pid = TrainerProcess(log).pid()
+        if pid is not None:
+            what = f"process {pid} of a killed run is still training"
+            raise InputError(log, what, "resume that run without --new, or stop the process first")
 
 
 def describe_launch(root: Path, state: RunState) -> str:

@@ -33,12 +33,18 @@ from caffe_recipes.run.context import (
     find_setting,
 )
 from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete, is_trained
-from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
+from caffe_recipes.run.folders import (
+    RUNS,
+    check_resumable,
+    create_run,
+    describe_changes,
+    next_folder,
+    run_folders,
+)
 from caffe_recipes.run.journal import (
     JOURNAL,
     Journal,
     JournalError,
-    empty_journal_error,
     find_open_launches,
     load_journal,
 )
@@ -47,11 +53,17 @@ from caffe_recipes.run.phase import evaluate, note_stop, train
 from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.preflight.checks import run_preflight
 from caffe_recipes.run.prepare import ensure_snapshot, prepare, stage_data
-from caffe_recipes.run.process import StartTrainer, TrainerProcess, describe_launch, launch_trainer
+from caffe_recipes.run.process import (
+    StartTrainer,
+    TrainerProcess,
+    check_nothing_trains,
+    describe_launch,
+    launch_trainer,
+)
 from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import ask_slurm, check_over, this_job
-from caffe_recipes.run.snapshots import choose_interval, verify_kept
+from caffe_recipes.run.snapshots import check_interval, verify_kept
 from caffe_recipes.run.trainer import RunPlan, Training
 from caffe_recipes.wording import describe_count, describe_names
 
@@ -132,7 +144,7 @@ def run_chain(
         setting = replace(find_setting(recipe, options, _closing(connect, stack)), start=start)
         name = f"{RUNS}/{folder.name}"
         plan = plan_chain(recipe, name, options.until)
-        _check_interval(plan, setting.policy.checkpoint_every)
+        check_interval(plan, setting.policy.checkpoint_every)
         plan_branches(setting, plan, state)
         RecipeLock(setting.root, recipe.name).check()
         setting, branches = plan_branches(_preflight(setting, plan, state, reporter), plan, state)
@@ -196,18 +208,6 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
     return state
 
 
-def _check_interval(plan: RunPlan, every: int | None) -> None:
-    """Raise InputError if a phase's required snapshots force checkpoints to be much closer than asked for."""
-    for step in plan.trainings if every else ():
-        found = choose_interval(every or 1, step.snapshots_at)
-        if 2 * found < (every or 1):
-            wanted = ", ".join(f"{iteration:,}" for iteration in step.snapshots_at)
-            what = (
-                f"phase {step.phase} must snapshot at {wanted}, which allows an interval of at most {found}"
-            )
-            raise InputError("--checkpoint-every", what, "give a divisor of that, or leave the option out")
-
-
 def _closing(connect: Connect, stack: ExitStack) -> Connect:
     """Return a `connect` whose hosts are closed when `stack` is."""
 
@@ -240,26 +240,13 @@ def _open_latest(
         if not options.new:
             raise
     if options.new:
-        _check_nothing_trains(folder)
+        check_nothing_trains(folder)
         return None
-    if state == RunState():
-        raise empty_journal_error(journal.path)
     for launch in launches:
         if launch.host != socket.gethostname():
             check_over(launch, folder, this_job(os.environ), ask_slurm, say)
-    changes = describe_changes(folder, recipe)
-    if changes:
-        raise InputError(folder, changes, "undo that to resume this run, or start another with --new")
+    check_resumable(folder, state, recipe)
     return journal
-
-
-def _check_nothing_trains(folder: Path) -> None:
-    """Raise InputError if a trainer of a killed run is still running."""
-    for log in (*folder.glob("logs/*.log"), *folder.glob("branches/*/logs/*.log")):
-        pid = TrainerProcess(log).pid()
-        if pid is not None:
-            what = f"process {pid} of a killed run is still training"
-            raise InputError(log, what, "resume that run without --new, or stop the process first")
 
 
 def _acquire_locks(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:

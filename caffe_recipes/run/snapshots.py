@@ -24,7 +24,7 @@ from caffe_recipes.errors import (
     RunFailed,
     WeightsError,
 )
-from caffe_recipes.run.trainer import Checkpoint
+from caffe_recipes.run.trainer import Checkpoint, RunPlan
 
 
 class BadSnapshot(RunFailed):
@@ -217,3 +217,15 @@ def choose_interval(every: int, needed: Iterable[int]) -> int:
     """
     common = math.gcd(*needed)
     return next(n for n in range(every, 0, -1) if common % n == 0)
+
+
+def check_interval(plan: RunPlan, every: int | None) -> None:
+    """Raise InputError if a phase's required snapshots force checkpoints to be much closer than asked for."""
+    for step in plan.trainings if every else ():
+        found = choose_interval(every or 1, step.snapshots_at)
+        if 2 * found < (every or 1):
+            wanted = ", ".join(f"{iteration:,}" for iteration in step.snapshots_at)
+            what = (
+                f"phase {step.phase} must snapshot at {wanted}, which allows an interval of at most {found}"
+            )
+            raise InputError("--checkpoint-every", what, "give a divisor of that, or leave the option out")

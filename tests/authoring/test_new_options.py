@@ -181,6 +181,26 @@ def test_a_net_that_does_not_fit_the_images_is_refused(
         make_request(NewOptions(20, net=str(file), **lmdbs), tmp_path)
 
 
+def test_more_outputs_than_the_labels_have_classes_are_a_warning(
+    lmdbs: dict[str, Any], tmp_path: Path
+) -> None:
+    def notes(asked: NewOptions) -> list[str]:
+        request = make_request(asked, tmp_path)
+        return [note for note in make_new(request, tmp_path).notes if "outputs" in note]
+
+    file = tmp_path / "own.prototxt"
+    file.write_text(NET % (20, 1000))
+    most = "outputs, but " + lmdbs["lmdb"] + " has 4 classes; "
+    rest = " fits, unless images of more classes will follow"
+    assert notes(NewOptions(20, net=str(file), **lmdbs)) == [
+        f"warning: {file} has 1,000 {most}num_output: 4 in its last layer{rest}"
+    ]
+    assert notes(NewOptions(20, net="resnet_small", classes=9, **lmdbs)) == [
+        f"warning: the net has 9 {most}--classes 4{rest}"
+    ]
+    assert notes(NewOptions(20, net="resnet_small", **lmdbs)) == []
+
+
 def test_fewer_classes_than_the_labels_need_are_refused(
     lmdbs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,6 +220,21 @@ def test_folders_compare_by_path_and_see_a_renamed_file(here: Path) -> None:
     assert call("a", "b", "--", "come.prototxt") == (1, "added come.prototxt\n")
 
 
+@needs_git
+def test_folders_and_revisions_without_prototxts_are_not_called_equal(here: Path) -> None:
+    for name in ("one", "two"):
+        (here / name).mkdir()
+        (here / name / "train.log").write_text(name)
+    wanted = "contains a prototxt or recipe (*.prototxt, *.pt, *.yaml, *.yml); check the paths"
+    assert call("one", "two") == (2, f"neither 'one' nor 'two' {wanted}")
+    git("init", "-q", "-b", "main")
+    for name in ("one", "two"):
+        git("add", name)
+        git("commit", "-qm", name)
+    assert call("HEAD~1", "HEAD") == (2, f"neither 'HEAD~1' nor 'HEAD' {wanted}")
+    assert call("HEAD") == (2, f"neither 'HEAD' nor the working tree {wanted}")
+
+
 def test_a_broken_file_of_a_folder_hides_no_other_and_exits_with_2(here: Path) -> None:
     write(here / "a", net=NET, bad=NET, kind=NET)
     write(here / "b", net=NET.replace("32", "16"), bad="layer {", kind=SOLVER)

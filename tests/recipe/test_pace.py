@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from caffe_recipes.errors import InputError
@@ -91,10 +93,17 @@ def test_if_the_recipe_of_a_log_matters_and_is_guessed_that_is_reported(recipe: 
 
 
 @pytest.mark.parametrize(
-    ("lines", "what"), [([], "no lines"), (["hello"], "no lines"), ([loss(0, "10:00:00")], "1 lines")]
+    ("lines", "what"), [([], "no lines"), (["hello"], "no lines"), ([loss(0, "10:00:00")], "1 line")]
 )
 def test_a_log_without_two_iterations_is_refused(recipe: Recipe, lines: list[str], what: str) -> None:
     with pytest.raises(InputError, match=r"^a.log: " + what + r".*; give a Caffe log"):
+        logged_pace(recipe, [("a.log", lines)])
+
+
+def test_a_log_of_another_net_is_refused(recipe: Recipe) -> None:
+    lines = [SOLVING.replace("ResNet-50", "LeNet"), loss(0, "10:00:00"), loss(40, "10:00:20")]
+    what = "a.log: is the log of the net LeNet, but stampede2-64n-72ep trains ResNet-50"
+    with pytest.raises(InputError, match=re.escape(what)):
         logged_pace(recipe, [("a.log", lines)])
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -467,7 +467,9 @@ def open_sides(arguments: Sequence[str], limits: Sequence[str] = (), *, max_byte
     if old.kind == "revision":
         return _open_revisions(old, new, limits, max_bytes)
     if old.kind == "folder":
-        return _open_folder(old, limits, max_bytes), _open_folder(new, limits, max_bytes)
+        trees = _open_folder(old, limits, max_bytes), _open_folder(new, limits, max_bytes)
+        _check_any(f"'{old.text}' nor '{new.text}'", *(tree.files for tree in trees))
+        return trees
     if limits:
         raise InputError(
             "", f"unexpected argument '{limits[0]}'", "only folders and revisions can be limited to paths"
@@ -614,6 +616,7 @@ def _open_revisions(old: Spec, new: Spec, limits: Sequence[str], max_bytes: int)
     before, after = (list_files(spec.oid, wanted) for spec in (old, new))
     same = {path for path, blob in before.items() if after.get(path) == blob}
     _check_limits(wanted, [*before, *after])
+    _check_any(f"'{old.text}' nor '{new.text}'", before, after)
     before, after = (
         {path: blob for path, blob in blobs.items() if path not in same} for blobs in (before, after)
     )
@@ -645,6 +648,7 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
             what = f"revision '{old.text}' has no prototxt or recipe in it, and git does not track yours"
             raise InputError(here, what, hint.replace("an added file", "added files"))
     _check_limits(wanted, paths)
+    _check_any(f"'{old.text}' nor the working tree", paths, new)
     files = [path for path in paths if (top / path).is_file() and not (top / path).is_symlink()]
     before = _git_tree(old, ":", blobs, wanted, max_bytes)
     after = _disk_tree(_WORKING_TREE, "", top, files, wanted, max_bytes)
@@ -670,6 +674,13 @@ def _check_limits(limits: Sequence[str], paths: Sequence[str]) -> None:
     for limit in limits:
         if not any(_is_wanted(path, [limit]) for path in paths):
             raise InputError(limit, "neither side has a prototxt or recipe at this path", "check the path")
+
+
+def _check_any(sides: str, *found: Collection[str]) -> None:
+    """Raise InputError if nothing to compare was found on either side: their equality would mean nothing."""
+    if not any(found):
+        wanted = f"({', '.join(f'*{suffix}' for suffix in (*SUFFIXES, *RECIPE_SUFFIXES))})"
+        raise InputError("", f"neither {sides} contains a prototxt or recipe {wanted}", "check the paths")
 
 
 def _open_recipe(spec: Spec) -> RecipeSide:

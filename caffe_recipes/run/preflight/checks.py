@@ -14,7 +14,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Connect, RunOptions, Setting, find_setting
 from caffe_recipes.run.events import RunState, is_trained
-from caffe_recipes.run.folders import RUNS, next_folder, root_words, run_folders
+from caffe_recipes.run.folders import RUNS, check_resumable, next_folder, root_words, run_folders
 from caffe_recipes.run.journal import JOURNAL, load_journal
 from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.preflight.findings import CheckResult
@@ -42,7 +42,8 @@ from caffe_recipes.run.preflight.storage import (
     check_train_records,
 )
 from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
-from caffe_recipes.run.process import describe_work, find_running
+from caffe_recipes.run.process import check_nothing_trains, describe_work, find_running
+from caffe_recipes.run.snapshots import check_interval
 from caffe_recipes.run.trainer import RunPlan
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
@@ -118,19 +119,35 @@ def preflight_recipe(recipe: AnyRecipe, options: RunOptions, connect: Connect) -
     Raises InputError if the hostfile, the profile or a program is missing.
     """
     setting = find_setting(recipe, options, connect)
-    folders = [] if options.new else run_folders(options.root, recipe.name)
+    existing = run_folders(options.root, recipe.name)
+    folders = [] if options.new else existing
     state = load_journal(folders[-1] / JOURNAL) if folders else RunState()
+    refused = _check_latest(existing[-1], state, recipe, options) if existing else []
     if is_trained(state, plan_steps(recipe)):
         folders, state = [], RunState()
     folder = folders[-1] if folders else next_folder(options.root, recipe.name)
     under_way = describe_work(setting.root, recipe.name, state)
     running = find_running(setting.root, recipe.name) if under_way else None
+    plan = plan_chain(recipe, f"{RUNS}/{folder.name}")
+    check_interval(plan, setting.policy.checkpoint_every)
     try:
-        found = run_preflight(setting, plan_chain(recipe, f"{RUNS}/{folder.name}"), state, under_way)
+        found = refused + run_preflight(setting, plan, state, under_way)
     finally:
         for host in setting.hosts:
             host.close()
     return [_describe_running(setting, running, under_way, found), *found] if running else found
+
+
+def _check_latest(folder: Path, state: RunState, recipe: AnyRecipe, options: RunOptions) -> list[CheckResult]:
+    """Return why `run` will not resume the latest run, in its `folder`, or not start another beside it."""
+    try:
+        if options.new:
+            check_nothing_trains(folder)
+        else:
+            check_resumable(folder, state, recipe)
+    except CaffeRecipesError as error:
+        return [CheckResult("run", str(error), error)]
+    return []
 
 
 def _describe_running(

@@ -22,7 +22,7 @@ from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import HostFailed, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate
-from caffe_recipes.run.context import RunOptions, find_setting
+from caffe_recipes.run.context import Policy, RunOptions, find_setting
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.checks import preflight_recipe
@@ -286,3 +286,24 @@ def test_unreachable_hosts_are_reported_in_one_row_and_not_checked_further(place
     assert skipped == {"cores", "memory", "clock", "launcher", "trainer"}
     assert all(host.asked == [] for host in hosts.values())
     assert all(host.closed for host in hosts.values())
+
+
+def test_a_run_that_would_be_refused_fails_the_check(place: Place) -> None:
+    place.begin(cyc1="ends-early")
+    place.edit("base_lr: 0.05", "base_lr: 0.04")
+    code, stdout, _ = call(place, "--overwrite")
+    assert (code, stdout.splitlines()[-1]) == (
+        1,
+        "1 check failed (run): fix what is listed above, and try again",
+    )
+    assert "runs/small-1: the recipe has changed since the run started: phases[1].base_lr: 0.05" in stdout
+    assert call(place, "--overwrite", "--new")[0] == 0
+
+
+def test_an_interval_that_run_would_refuse_is_refused(place: Place) -> None:
+    place.edit("max_iter: 6,", "max_iter: 6, snapshot: 3,")
+    place.edit("base_lr: 0.01,", "base_lr: 0.01, weights: cyc1, weights_iter: 3,")
+    code, _, stderr = call(place, "--checkpoint-every", "8")
+    with pytest.raises(InputError) as error:
+        place.run(policy=Policy(checkpoint_every=8))
+    assert (code, stderr) == (2, f"Error: {error.value}\n")
