@@ -55,6 +55,7 @@ from caffe_recipes.run.monitor.files import (
     load_frozen,
     name_recipe,
 )
+from caffe_recipes.run.monitor.leftovers import find_leftovers
 from caffe_recipes.run.plan import find_trainer, plan_steps
 from caffe_recipes.run.submit.submissions import (
     Ask,
@@ -244,11 +245,12 @@ class ShownRun:
         self.reporter.end_progress()
         self.reporter.show_result(self.recipe, self.state)
 
-    def process_gone(self) -> RunFailed:
-        """Return the error for a run whose process has ended without a final event."""
+    def process_gone(self, left: str = "") -> RunFailed:
+        """Return the error for a run whose process has ended without a final event; `left` still trains."""
         if self.process == NO_PROCESS:
             return RunFailed(self.folder, "no process is running it", self.resume_hint())
         what = f"process {self.state.pid} on {self.state.host} has ended unexpectedly"
+        what += f", but {left}" if left else ""
         return RunFailed(self.folder, what, self.resume_hint())
 
     def _read_journal(self, piece: FilePiece) -> bool:
@@ -458,6 +460,9 @@ class Follower:
             in_job = is_unknown and shown.job_id is not None and bool(jobs.poll(recipe))
             has_ended = in_job and not jobs.may_resume(recipe) and _is_latest(shown, jobs)
         if has_ended:
+            if shown.failure is None and shown.process != NO_PROCESS:
+                left = find_leftovers((shown, *shown.beside), self.files, self.env.connect)
+                raise shown.process_gone("; ".join(each.text for each in left.values()))
             raise shown.failure or shown.process_gone()
 
     def close(self) -> None:

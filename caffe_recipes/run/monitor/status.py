@@ -7,7 +7,7 @@ in detail, or as JSON.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ from caffe_recipes.run.monitor.follow import (
     StatusOptions,
     open_runs,
 )
+from caffe_recipes.run.monitor.leftovers import Leftovers, find_leftovers
 from caffe_recipes.run.plan import find_step
 from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.submit.submissions import (
@@ -63,10 +64,10 @@ class RunStatus:
     """The status of a run and its jobs; `run` is None for a recipe that was only submitted.
 
     `lives` says whether the run's process is alive; None if that is not known. `unreadable` is the error of a
-    run, or of a file of submissions, that cannot be read. `orphan_pid` is the trainer of a killed run that is
-    still training on this machine. `later` is the latest run of the recipe if this is an earlier one, which
-    cannot be resumed. `earlier` is the name and speed, in images/s, of the last run that finished the current
-    phase, if any.
+    run, or of a file of submissions, that cannot be read. `left` is what is left of a killed run, such as its
+    launcher on this machine, or ranks. `later` is the latest run of the recipe if this is an earlier one,
+    which cannot be resumed. `earlier` is the name and speed, in images/s, of the last run that finished the
+    current phase, if any.
     """
 
     name: str
@@ -75,7 +76,7 @@ class RunStatus:
     lives: bool | None = None
     jobs: tuple[SubmittedJob, ...] = ()
     unreadable: CaffeRecipesError | None = None
-    orphan_pid: int | None = None
+    left: Leftovers | None = None
     later: str = ""
     earlier: tuple[str, float] | None = None
 
@@ -92,7 +93,10 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        """One word: finished, running, waiting, failed, interrupted, stopped, over or unknown."""
+        """One word: finished, running, waiting, failed, interrupted, unattended, stopped, over or unknown.
+
+        Of an unattended run, ranks train that no process follows, since it was killed.
+        """
         states = {job.standing for job in self.jobs}
         if self.run is not None and self.run.is_complete:
             return "finished"
@@ -104,6 +108,8 @@ class RunStatus:
             return "unknown"
         if self.run is None:
             return "over"
+        if self.left and self.left.trains:
+            return "unattended"
         if self.run.failure is not None:
             return "interrupted" if isinstance(self.run.failure, RunInterrupted) else "failed"
         return (
@@ -143,7 +149,8 @@ def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[R
     """
     with open_runs(options, env) as runs:
         files, path = runs.files, runs.path
-        found = [_read_run(files, f"{path}/{name}") for name in files.names(path)]
+        read = [_read_run(files, f"{path}/{name}") for name in files.names(path)]
+        found = _with_leftovers(read, files, env)
         submitted, damaged = dict[str, Submissions](), list[RunStatus]()
         for recipe in files.names(path, SUFFIX):
             try:
@@ -192,7 +199,8 @@ def find_status(
             stack.callback(follower.close)
             # The first read finds the name of the files' host; the second asks the process's host if another.
             follower.read(status.run)
-            return replace(status, lives=follower.read(status.run).lives)
+            status = replace(status, lives=follower.read(status.run).lives)
+        (status,) = _with_leftovers([status], files, env) if reach else [status]
         return status
 
 
@@ -238,14 +246,31 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> RunStatus:
             raise empty_journal_error(f"{path}/{JOURNAL}")
     except CaffeRecipesError as error:
         return RunStatus(name, recipe, unreadable=error)
-    orphan_pid = _find_orphan(shown) if snapshot.lives is False and not files.host else None
-    return RunStatus(name, shown.recipe.name, shown, snapshot.lives, orphan_pid=orphan_pid)
+    left = _find_orphan(shown) if snapshot.lives is False and not files.host else None
+    return RunStatus(name, shown.recipe.name, shown, snapshot.lives, left=left)
 
 
-def _find_orphan(run: ShownRun) -> int | None:
-    """Return the process id of a trainer that has outlived its run on this machine; None without one."""
+def _find_orphan(run: ShownRun) -> Leftovers | None:
+    """Return the launcher that has outlived its run on this machine; None without one."""
     launch = run.state.launch
-    return TrainerProcess(Path(run.path, "logs", posixpath.basename(launch.log))).pid() if launch else None
+    pid = TrainerProcess(Path(run.path, "logs", posixpath.basename(launch.log))).pid() if launch else None
+    return None if pid is None else Leftovers(f"process {pid} of a killed run is still training", True)
+
+
+def _with_leftovers(statuses: Sequence[RunStatus], files: RunFiles, env: FollowEnv) -> list[RunStatus]:
+    """Return the statuses with the ranks that are left of killed runs; all hosts are asked at once."""
+    killed = [each.run for each in statuses if each.run and each.lives is False and not each.run.is_complete]
+    found = find_leftovers((each for run in killed for each in (run, *run.beside)), files, env.connect)
+    return [replace(each, left=_join_leftovers(each, found)) for each in statuses]
+
+
+def _join_leftovers(status: RunStatus, found: Mapping[str, Leftovers]) -> Leftovers | None:
+    """Return all that is left of a run and its branches; None if nothing is."""
+    runs = (status.run, *status.run.beside) if status.run else ()
+    left = [*filter(None, [status.left]), *(found[run.path] for run in runs if run.path in found)]
+    if not left:
+        return None
+    return Leftovers("; ".join(each.text for each in left), any(each.trains for each in left))
 
 
 def _join(found: Sequence[RunStatus], submitted: dict[str, Submissions], ask: Ask) -> list[RunStatus]:
@@ -334,7 +359,7 @@ def summarize_status(status: RunStatus) -> str:
     if status.state == "waiting":
         return "; ".join(jobs)
     if run.failure is None:
-        return "; ".join([*jobs, *_describe_orphan(status), _resume_hint(run, status)])
+        return "; ".join([*jobs, *_describe_left(status), _resume_hint(run, status)])
     failure = run.failure
     if isinstance(failure, RunInterrupted):
         failure = failure.reworded(hint=_resume_hint(run, status))
@@ -354,6 +379,7 @@ _STYLES = {
     "failed": "red",
     "interrupted": "yellow",
     "stopped": "yellow",
+    "unattended": "magenta",
     "unknown": "magenta",
 }
 
@@ -466,6 +492,8 @@ def _result(status: RunStatus) -> str:
         return "evaluating" if status.is_evaluating else "preparing"
     if run is not None and status.state == "failed" and run.failure is not None:
         return run.failure.without_hint
+    if status.state == "unattended" and status.left is not None:
+        return status.left.text
     if status.state in ("interrupted", "stopped"):
         again = "renamed; not resumed" if status.is_renamed else "run again to resume"
         return f"superseded by {status.later}" if status.later else again
@@ -497,8 +525,8 @@ def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]
     for job in status.jobs:
         yield "job", f"{job.label} {_describe_seen(status, job)}"
     if run is not None:
-        for orphan in _describe_orphan(status):
-            yield "trainer", orphan
+        for line in _describe_left(status):
+            yield "trainer", line
         if status.has_process:
             yield "process", _describe_process(status).removeprefix("process ")
         failure = _describe_failure(run)
@@ -512,7 +540,7 @@ def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]
         if status.state == "finished":
             for model in run.models:
                 yield "model", model
-        elif status.state in ("failed", "interrupted", "stopped"):
+        elif status.state in ("failed", "interrupted", "unattended", "stopped"):
             yield "next", _resume_hint(run, status)
 
 
@@ -562,10 +590,9 @@ def _resume_hint(run: ShownRun, status: RunStatus) -> str:
     return run.resume_hint("submit" if status.jobs else "run")
 
 
-def _describe_orphan(status: RunStatus) -> list[str]:
-    """Return a line about the trainer that has outlived its run, if any; a resumed run adopts it."""
-    pid = status.orphan_pid
-    return [] if pid is None else [f"process {pid} of a killed run is still training"]
+def _describe_left(status: RunStatus) -> list[str]:
+    """Return a line about what is left of a killed run, if anything; a resumed run adopts or ends it."""
+    return [status.left.text] if status.left else []
 
 
 def _is_past(status: RunStatus) -> bool:

@@ -215,8 +215,8 @@ def test_a_process_that_died_silently_is_not_waited_for(place: Place) -> None:
         watcher.watch(str(place.recipe))
     command = f"`caffe-recipes run '{place.recipe}'`"
     assert (
-        str(caught.value)
-        == f"runs/small-1: process {run.pid} on {HERE} has ended unexpectedly; {command} resumes it"
+        str(caught.value) == f"runs/small-1: process {run.pid} on {HERE} has ended unexpectedly, "
+        f"but 1 rank on {HERE} still trains; {command} resumes it"
     )
     assert "init 1/3  4/8" in watcher.output.getvalue()
     run.communicate()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.errors import ClusterError, HostFailed, InputError
@@ -41,7 +42,7 @@ from tests.run.recorded_run import (
     started,
     write_run,
 )
-from tests.stand_in_host import StandInHost
+from tests.stand_in_host import StandInHost, answer_call
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -506,11 +507,46 @@ def test_a_trainer_that_outlived_its_killed_run_is_reported(place: Place) -> Non
     try:
         (status,) = StatusViewer(place).all(no_slurm)
         message = f"process {left.pid} of a killed run is still training"
-        assert (status.state, summarize_status(status)) == ("stopped", f"{message}; {RESUME_HINT}")
+        assert (status.state, summarize_status(status)) == ("unattended", f"{message}; {RESUME_HINT}")
         assert dict(status_details(status, NOW_S))["trainer"] == message
+        assert message in shown([status])[1]
     finally:
         left.kill()
         left.wait()
+
+
+def rank_of(launch: str) -> Callable[[tuple[str, ...], bytes], Completed]:
+    """Give the answer of a host on which rank 1 of a launch is alive."""
+    command = base64.b64encode(b"caffe\0train\0").decode()
+    records = (f"process 7 70 1 1 1 {launch} {command}", f"process 8 80 1 - 1 {launch} {command}", "end")
+    return lambda argv, stdin: answer_call(argv, *records)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_ranks_that_outlived_their_killed_run_are_found_on_all_its_hosts(
+    place: Place, is_listed: bool
+) -> None:
+    launch = launched(hosts=["n1", "n2", "n3"])
+    write_run(place.root, place.recipe, started(), launch, log=LOG)
+    answer = rank_of("0123456789abcdef/init-1")
+    hosts = {
+        "n1": StandInHost("n1", answer),
+        "n2": StandInHost("n2", answer),
+        "n3": StandInHost("n3", fault=HostFailed("n3", "is down", "")),
+    }
+    env = FollowEnv(lambda name, copy_with: hosts[name], ask=no_slurm)
+    options = StatusOptions(str(place.root))
+    status = find_statuses(options, env)[0] if is_listed else find_status("small", options, env)
+    message = "2 ranks on n[1-2] still train; n3 did not answer, and may have ranks of it"
+    assert (status.state, summarize_status(status)) == ("unattended", f"{message}; {RESUME_HINT}")
+
+
+def test_a_killed_run_without_ranks_is_stopped(place: Place) -> None:
+    write_run(place.root, place.recipe, started(), launched(hosts=["n1"]), log=LOG)
+    host = StandInHost("n1", lambda argv, stdin: answer_call(argv, "end"))
+    env = FollowEnv(lambda name, copy_with: host, ask=no_slurm)
+    (status,) = find_statuses(StatusOptions(str(place.root)), env)
+    assert (status.state, summarize_status(status)) == ("stopped", RESUME_HINT)
 
 
 def shown(statuses: Sequence[RunStatus], width: int | None = None) -> list[str]:
