@@ -44,7 +44,7 @@ fuzz: $(STAMP)
 ## test-cluster: run the tests on several hosts, which are network namespaces of this machine; needs root
 test-cluster: $(STAMP)
 	bash tests/cluster/install.sh
-	$(EXPORTS) $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
+	$(EXPORTS) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
 
 ## test-tensorflow: test the programs in tensorflow_programs/, in .venv-tf
 test-tensorflow: $(STAMP) install-tensorflow

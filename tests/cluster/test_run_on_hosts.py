@@ -101,7 +101,7 @@ def test_the_digits_train_on_two_hosts_and_a_killed_run_continues_to_the_same_mo
     assert undisturbed.hosts_with("*.caffemodel") == ["node1"]
     assert undisturbed.launches() == list(PHASES)
     for node in cluster.nodes:  # by these names alone: the checkout itself may lie in /tmp
-        cluster.run(node, ["sh", "-c", "rm -r /tmp/digits_*"])
+        cluster.run(node, ["sh", "-c", "rm -rf /tmp/digits_*"])
 
     killed.kill_in("cyc2")
     assert list(load_journal(killed.run / "journal.jsonl").finished) == ["init", "cyc1"]
