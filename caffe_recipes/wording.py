@@ -134,6 +134,54 @@ def find_nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | 
     return find_similar(name, known, cutoff)
 
 
+_SHORT_NAME = 5  # letters; of so few, two that differ make another name
+
+
+def find_slip(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that `name` is a slip of the keyboard for, or None.
+
+    A slip is another case, or a letter or two that are wrong, missing, added or swapped; in a short name, one
+    letter. The beginning of a name is not a slip for it, and neither is a name with another digit. A `_param`
+    at the end is not compared.
+
+    >>> find_slip("Convolutoin", ["Convolution"]), find_slip("relu", ["ReLU"]), find_slip("BN", ["BNLL"])
+    ('Convolution', 'ReLU', None)
+    >>> find_slip("ReLU6", ["ReLU"]), find_slip("bn_param", ["mvn_param"])
+    (None, None)
+    """
+    known = list(known)
+    same = next((each for each in known if each.lower() == name.lower()), None)
+    if same is not None or len(name) > _LONGEST_NAME:
+        return same
+    stem, best = name.removesuffix("_param"), (3, "")
+    for each in known:
+        other = each.removesuffix("_param")
+        is_param = (stem == name) == (other == each)
+        most = min(2 if len(stem) > _SHORT_NAME else 1, best[0] - 1)
+        if not is_param or abs(len(stem) - len(other)) > most or other.startswith(stem):
+            continue
+        if _digits(stem) == _digits(other) and (count := _count_slips(stem, other)) <= most:
+            best = count, each
+    return best[1] or None
+
+
+def _digits(text: str) -> list[str]:
+    return [char for char in text if char.isdigit()]
+
+
+def _count_slips(one: str, other: str) -> int:
+    """Return the letters that are wrong, missing, added or swapped: the optimal string alignment distance."""
+    before, last = [0] * (len(other) + 1), list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        row = [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(last[j] + 1, row[-1] + 1, last[j - 1] + (a != b)))
+            if i > 1 and j > 1 and (a, b) == (other[j - 2], one[i - 2]):
+                row[-1] = min(row[-1], before[j - 2] + 1)
+        before, last = last, row
+    return last[-1]
+
+
 def did_you_mean(name: str, known: Iterable[str], fallback: str = "", cutoff: float = 0.6) -> str:
     """Suggest the known name most similar to `name`; return `fallback` if none is similar.
 

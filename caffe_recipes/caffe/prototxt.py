@@ -9,7 +9,7 @@ that it is above, beside or, if a blank line follows, directly below. A comment 
 last, and one beside a closing brace stays there.
 
 A `Document` is a file with its message, its comments and the position of each field. Which message a file
-holds follows from the names of its first fields: `layer` belongs to a net, `base_lr` to a solver.
+holds follows from the names of all its outermost fields: `layer` belongs to a net, `base_lr` to a solver.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, TypeGuard, TypeVar
 
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.text.comments import Comment
-from caffe_recipes.caffe.text.parser import NewerForm, parse_text
+from caffe_recipes.caffe.text.parser import ForeignName, NewerForm, parse_text
 from caffe_recipes.caffe.text.tokens import TOKEN, find_foreign_byte, line_column
 from caffe_recipes.caffe.text.writer import write_text
 from caffe_recipes.errors import PrototxtError
@@ -158,6 +159,15 @@ KINDS: Mapping[str, type[Message]] = {
 }
 
 
+def is_kind(message: Message, cls: type[M]) -> TypeGuard[M]:
+    """Return whether a message is a `cls`, also in a schema that was extended for another Caffe.
+
+    >>> is_kind(pb.NetParameter(), pb.NetParameter), is_kind(pb.NetParameter(), pb.SolverParameter)
+    (True, False)
+    """
+    return bool(message.DESCRIPTOR.full_name == cls.DESCRIPTOR.full_name)
+
+
 class Places(Mapping[str, int]):
     """The offset, in characters, of the name of each field or of each value of a list, by the field's path.
 
@@ -198,6 +208,7 @@ class Document(Generic[M]):
     comments: Mapping[str, Comment]
     offsets: Mapping[str, int]
     newer_forms: tuple[NewerForm, ...] = ()  # those that a Caffe built with an old protobuf cannot read
+    foreign: tuple[ForeignName, ...] = ()  # names that our Caffe does not have; see `dialects/schema.py`
 
     def where(self, field: str = "") -> str:
         """Return `file:line:column` of a field, or of the nearest block that contains it in the text."""
@@ -242,23 +253,34 @@ def parse_document(text: str, path: str | Path = "<text>", cls: type[M] | None =
 def guess_class(
     text: str, path: str | Path = "", kinds: Mapping[str, type[Message]] = KINDS
 ) -> type[Message]:
-    """Guess a text's message from the first field that only one of `kinds` has, or from the file's name.
+    """Guess a text's message: the one of `kinds` that has most of the outermost fields, repeats included.
 
-    >>> guess_class("debug_info: true base_lr: 1").DESCRIPTOR.name
+    Among those with equally many, the file's name decides, or else their order in `kinds`.
+
+    >>> guess_class("name: 'x' base_lr: 1 max_iter: 9").DESCRIPTOR.name
     'SolverParameter'
     """
-    for name in _outer_names(text):
-        having = [cls for cls in kinds.values() if name in cls.DESCRIPTOR.fields_by_name]
-        if len(having) == 1:
-            return having[0]
-    return kinds["solver" if "solver" in PurePath(path).name else "net"]
+    given = Counter(_outer_names(text))
+    counts = {
+        kind: sum(count for name, count in given.items() if name in cls.DESCRIPTOR.fields_by_name)
+        for kind, cls in kinds.items()
+    }
+    likely = [kind for kind, count in counts.items() if count == max(counts.values())]
+    named = "solver" if "solver" in PurePath(path).name else likely[0]
+    return kinds[named if named in likely else likely[0]]
+
+
+def has_known_field(text: str, kinds: Mapping[str, type[Message]] = KINDS) -> bool:
+    """Return whether one of the outermost fields of a text is in a message of `kinds`."""
+    return any(name in cls.DESCRIPTOR.fields_by_name for name in _outer_names(text) for cls in kinds.values())
 
 
 def _outer_names(text: str) -> Iterator[str]:
-    """Yield the names of the outermost fields, and also values that are words, which do no harm."""
-    depth = 0
+    """Yield the names of the outermost fields."""
+    depth, before = 0, ""
     for match in TOKEN.finditer(text):
-        if match.lastgroup == "mark":
-            depth += (match["mark"] in "{<") - (match["mark"] in "}>")
-        elif match.lastgroup == "name" and depth == 0:
+        mark = match["mark"] or ""
+        depth += (mark in "{<[") - (mark in "}>]") if mark else 0
+        if depth == 0 and match["name"] and before not in (":", "-"):
             yield match["name"]
+        before = before if match["comment"] else mark

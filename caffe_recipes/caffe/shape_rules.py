@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import rounds_down
 from caffe_recipes.wording import describe_count, shorten
 
 Dim = int | None
@@ -402,7 +403,8 @@ def pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
         for width, around in zip(kernel, pad, strict=True):
             if around >= width:
                 raise MisfitError(f"has pad {around}, not smaller than its kernel_size {width}")
-        pooled = [pool_size(*of) for of in zip(size, kernel, stride, pad, strict=True)]
+        size_of = conv_size if rounds_down(param) else pool_size
+        pooled = [size_of(*of) for of in zip(size, kernel, stride, pad, strict=True)]
     return [(*bottom[: channel + 1], *pooled)] * (2 if param.pool == param.MAX else 1), []
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import has_unknown_effect
 from caffe_recipes.caffe.shape_rules import RULES, SOURCES, Images, MisfitError, Shape, Shapes, check_size
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.wording import describe_count, did_you_mean, shorten
@@ -172,7 +173,7 @@ def _infer(
     tops: Sequence[Shape | None]
     if layer.type in SOURCES:
         tops = SOURCES[layer.type](layer, images)
-    elif layer.type in RULES:
+    elif layer.type in RULES and not has_unknown_effect(layer):
         rule = RULES[layer.type]
         if not rule.min_bottoms <= len(bottoms) <= rule.max_bottoms:
             raise MisfitError(f"takes {rule.arity}, not {len(bottoms)}")

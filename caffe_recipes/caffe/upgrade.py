@@ -18,7 +18,7 @@ ours does not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -26,7 +26,8 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import NO_COMMENTS, Document
+from caffe_recipes.caffe.dialects.forks import find_fork_type
+from caffe_recipes.caffe.prototxt import NO_COMMENTS, Document, is_kind
 from caffe_recipes.caffe.text.comments import Comment, join_comments
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.wording import describe_count, did_you_mean
@@ -178,7 +179,7 @@ def upgrade_v0(net: pb.NetParameter) -> UpgradeStep | None:
     folded, consumers = _fold_paddings(net)
     kept = [index for index, old in enumerate(net.layers) if old.layer.type != "padding"]
     places = {index: f"layers[{place}]" for place, index in enumerate(kept)}
-    new = pb.NetParameter()
+    new = type(net)()
     moves: dict[str, str] = {}
     dropped = _upgrade_net_fields(net, new)
     for index in kept:
@@ -430,7 +431,7 @@ def _upgrade_v1_layer(old: pb.V1LayerParameter, new: pb.LayerParameter, index: i
                 at = f"{place}.param[{position}].{_PARAM[field.name]}"
                 moves[f"{path}.{field.name}[{position}]"] = at
         elif field.name == "type":
-            new.type = V1_TYPES[pb.V1LayerParameter.LayerType.Name(old.type)]
+            new.type = _current_type(enum_name(old, "type"))
         elif field.is_repeated:
             getattr(new, field.name).MergeFrom(value)
         elif field.message_type is not None:
@@ -438,6 +439,18 @@ def _upgrade_v1_layer(old: pb.V1LayerParameter, new: pb.LayerParameter, index: i
         else:
             setattr(new, field.name, value)
     return moves
+
+
+def enum_name(message: Message, field: str) -> str:
+    """Return the name of the value of an enum field; it need not be in our schema."""
+    enum = message.DESCRIPTOR.fields_by_name[field].enum_type
+    assert enum is not None
+    return str(enum.values_by_number[getattr(message, field)].name)
+
+
+def _current_type(name: str) -> str:
+    """Return the current name of a V1 type; that of a fork's is the fork's own, or else the old name."""
+    return V1_TYPES[name] if name in V1_TYPES else find_fork_type(name) or name
 
 
 _AXES = 4  # values of `input_dim` for each input
@@ -456,7 +469,9 @@ def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
     for field in ("input", "input_shape", "input_dim", "layer"):
         new.ClearField(field)
     if shapes:
-        new.layer.add(name="input", type="Input", top=net.input, input_param=pb.InputParameter(shape=shapes))
+        made = new.layer.add(name="input", type="Input", top=net.input)
+        for dims in shapes:
+            made.input_param.shape.add(dim=dims)
     new.layer.MergeFrom(net.layer)
     if not shapes:
         return UpgradeStep(new, {}, (f"{describe_count(len(net.input), 'input')} without a shape: dropped",))
@@ -475,20 +490,20 @@ def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
     return UpgradeStep(new, moves, (f"{describe_count(len(net.input), 'input')}: now a layer of type Input",))
 
 
-def _input_shapes(net: pb.NetParameter) -> list[pb.BlobShape]:
+def _input_shapes(net: pb.NetParameter) -> list[Sequence[int]]:
     """Return the shape of each input, or an empty list if no input has one."""
     count = len(net.input)
     if net.input_shape:
         if len(net.input_shape) < count:
             what = f"{describe_count(count, 'input')} but {len(net.input_shape)} input_shape"
             raise PrototxtError(f"input[{len(net.input_shape)}]", what, "give each input a shape")
-        return list(net.input_shape)[:count]
+        return [shape.dim for shape in net.input_shape[:count]]
     if not net.input_dim:
         return []
     if len(net.input_dim) < _AXES * count:
         what = f"{describe_count(count, 'input')} but {len(net.input_dim)} input_dim"
         raise PrototxtError("input_dim[0]", what, f"give each input {_AXES}: images, channels, height, width")
-    return [pb.BlobShape(dim=net.input_dim[_AXES * i : _AXES * (i + 1)]) for i in range(count)]
+    return [net.input_dim[_AXES * i : _AXES * (i + 1)] for i in range(count)]
 
 
 M_co = TypeVar("M_co", bound=Message, covariant=True)
@@ -522,11 +537,11 @@ def upgrade_document(document: Document[Message]) -> Upgrade[Message]:
 
 
 def _upgrade_message(message: Message, comments: Mapping[str, Comment]) -> Upgrade[Message]:
-    if isinstance(message, pb.NetParameter):
+    if is_kind(message, pb.NetParameter):
         return upgrade_net(message, comments)
-    if isinstance(message, pb.SolverParameter):
+    if is_kind(message, pb.SolverParameter):
         return upgrade_solver(message, comments)
-    if isinstance(message, pb.MultiPhaseSolverParameter):
+    if is_kind(message, pb.MultiPhaseSolverParameter):
         return _upgrade_phases(message, comments)
     return Upgrade(message, comments, ())
 
@@ -563,8 +578,8 @@ def upgrade_solver(
         if new.HasField("type"):
             what = "is given as well as `type`"
             raise PrototxtError("solver_type", what, "Caffe refuses both; keep `type`")
-        old = pb.SolverParameter.SolverType.Name(new.solver_type)
-        new.type = SOLVER_TYPES[old]
+        old = enum_name(new, "solver_type")
+        new.type = SOLVER_TYPES.get(old, old)
         new.ClearField("solver_type")
         comments = _move_comments(comments, {"solver_type": "type"}, new)
         changes.append(f'solver_type {old}: now type "{new.type}"')

@@ -8,12 +8,13 @@ import sys
 import click
 
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, examples, gather
+from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, any_dialect, examples, gather
 from caffe_recipes.cli.streams import echo, echo_text, max_bytes_option, painter
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
 from caffe_recipes.review.diff.report import render_comparison, render_for_git, render_json
 from caffe_recipes.review.diff.sources import open_sides
+from caffe_recipes.review.foreign import describe_foreign
 from caffe_recipes.wording import describe_names, plural
 
 _REST = "caffe_recipes.diff.rest"
@@ -60,6 +61,7 @@ def _read_ranks(context: click.Context, option: click.Parameter, text: str | Non
     help="Number of MPI ranks; N,M if A and B have different numbers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@any_dialect
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @click.option("--git", is_flag=True, help="Act as git's diff driver; must come last (see docs/reviewing.md).")
 @consent.run_code
@@ -94,6 +96,8 @@ def diff(
     if (options.images is None) != (options.ranks is None):
         raise InputError("", "--images and --ranks must be given together", "give both, or neither")
     comparison = compare_sides(open_sides(sides, rest, max_bytes=options.max_bytes), options)
+    for line in () if quiet else describe_foreign(options.foreign, options.dialect):
+        echo(line, err=True)
     if comparison.untracked and not quiet:
         names = describe_names(comparison.untracked)
         are = plural(len(comparison.untracked), "is", "are")

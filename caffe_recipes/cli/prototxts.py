@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from google.protobuf.message import Message
 
-from caffe_recipes.caffe.prototxt import Document, load_document, parse_document, render_checked
+from caffe_recipes.caffe.dialects.schema import load_lenient, parse_lenient
+from caffe_recipes.caffe.prototxt import render_checked
 from caffe_recipes.caffe.upgrade import upgrade_document
-from caffe_recipes.cli.options import PATH_TEXT, PROTOTXT, examples
+from caffe_recipes.cli.options import PATH_TEXT, PROTOTXT, any_dialect, examples
 from caffe_recipes.cli.streams import STDIN, echo, max_bytes_option, print_text, read_stdin
 from caffe_recipes.errors import CheckFailed
+from caffe_recipes.review.foreign import describe_foreign
 from caffe_recipes.review.rewrites import (
     Rewrite,
     check_writable,
@@ -33,16 +34,19 @@ from caffe_recipes.wording import describe_count
 @click.argument("paths", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=PROTOTXT)
 @click.option("--check", is_flag=True, help="Write nothing; list the files that would change, and exit 1.")
 @click.option("--diff", is_flag=True, help="Write nothing; print a diff.")
+@any_dialect
 @max_bytes_option
-def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None:
+def fmt(paths: tuple[str, ...], check: bool, diff: bool, dialect: str | None, max_bytes: int) -> None:
     """Format prototxts in place, in one canonical form; comments stay with their fields.
+
+    Fields that no known Caffe has are kept, and reported on standard error.
 
     For a folder, every *.prototxt below it is formatted; - formats standard input to standard output. If any
     file cannot be read, no file is written.
     """
     if paths == ("-",):
-        text = read_stdin(max_bytes)
-        rewrites = [Rewrite(STDIN, text, format_text(text, STDIN))]
+        rewrites = [format_text(read_stdin(max_bytes), STDIN)]
+        _report_foreign(rewrites, dialect)
         if not check and not diff:
             print_text(rewrites[0].after)
             return
@@ -54,6 +58,7 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None
             for file in files:
                 check_writable(file, "give - to format standard input to standard output")
         rewrites = [plan_format(file, max_bytes=max_bytes, is_found=file not in paths) for file in files]
+        _report_foreign(rewrites, dialect)
     if check or diff:
         _show(rewrites, check=check, diff=diff)
         return
@@ -61,6 +66,11 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None
     for rewrite in changed:
         echo(f"formatted {rewrite.path}")
     echo(f"{len(changed)} formatted, {len(rewrites) - len(changed)} unchanged")
+
+
+def _report_foreign(rewrites: list[Rewrite], dialect: str | None) -> None:
+    for line in describe_foreign([each.document for each in rewrites if each.document], dialect):
+        echo(line, err=True)
 
 
 def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
@@ -96,9 +106,16 @@ def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
 )
 @click.option("--check", is_flag=True, help="Write nothing; list what would change, and exit 1.")
 @click.option("--diff", is_flag=True, help="Write nothing; print a diff.")
+@any_dialect
 @max_bytes_option
 def upgrade(
-    paths: tuple[str, ...], write: bool, out: str | None, check: bool, diff: bool, max_bytes: int
+    paths: tuple[str, ...],
+    write: bool,
+    out: str | None,
+    check: bool,
+    diff: bool,
+    dialect: str | None,
+    max_bytes: int,
 ) -> None:
     """Upgrade V0 and V1 nets and old solvers to the current format, as Caffe does when it reads them.
 
@@ -108,7 +125,9 @@ def upgrade(
     _check_options(paths, write=write, out=out, check=check or diff)
     rewrites, outdated = [], 0
     # Read all files before printing, since a reported file would seem to have been written.
-    for rewrite, changes in [_plan(path, max_bytes) for path in paths]:
+    planned = [_plan(path, max_bytes) for path in paths]
+    _report_foreign([rewrite for rewrite, _ in planned], dialect)
+    for rewrite, changes in planned:
         outdated += bool(changes)
         for change in changes or ("up to date",):
             echo(f"{rewrite.path}: {change}", err=True)
@@ -142,12 +161,11 @@ def _check_options(paths: tuple[str, ...], *, write: bool, out: str | None, chec
 
 
 def _plan(path: str, max_bytes: int) -> tuple[Rewrite, tuple[str, ...]]:
-    document: Document[Message]
     if path == "-":
         path = STDIN
-        document = parse_document(read_stdin(max_bytes), path)
+        document = parse_lenient(read_stdin(max_bytes), path)
     else:
-        document = load_document(Path(path), max_bytes=max_bytes)
+        document = load_lenient(Path(path), max_bytes)
     upgraded = upgrade_document(document)
     text = render_checked(upgraded.message, upgraded.comments, path)
-    return Rewrite(path, document.text, text), upgraded.changes
+    return Rewrite(path, document.text, text, document), upgraded.changes

@@ -8,9 +8,10 @@ import click
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import NET, PATH, Whole, examples, gather
+from caffe_recipes.cli.options import NET, PATH, Whole, any_dialect, examples, gather
 from caffe_recipes.cli.streams import echo, echo_rows, max_bytes_option, terminal_width
 from caffe_recipes.errors import InputError
+from caffe_recipes.review.foreign import describe_foreign
 from caffe_recipes.review.inspect.summary import (
     SummaryOptions,
     read_net,
@@ -83,6 +84,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
     metavar="FILE.svg|.png|.pdf",
     help="Also draw the graph: of both phases, unless --phase is given.",
 )
+@any_dialect
 @consent.run_code
 @max_bytes_option
 @gather(SummaryOptions, "options")
@@ -103,6 +105,8 @@ def summary(
     if graph is not None and not graph.parent.is_dir():
         raise InputError(graph.parent, "is not a folder", "create it, or give a file in an existing one")
     read = read_net(net, options)
+    for line in describe_foreign([read.document] if read.document else [], options.dialect):
+        echo(line, err=True)
     found = summarize(read)
     if graph is not None:
         from caffe_recipes.render.tree import write_file

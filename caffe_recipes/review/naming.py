@@ -16,11 +16,14 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.files import read_bytes
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.prototxt import Document
 
 Kind = Literal["recipe", "net", "file", "folder"]
 
@@ -248,6 +251,9 @@ def real_path(path: str | Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+_HIDDEN = "is not a prototxt that can be read", "give the file itself, to see why"
+
+
 @contextmanager
 def hiding_foreign_text(file: Path, named_by: str | Path, caffe_root: Path | None = None) -> Iterator[None]:
     """Hide why a file is not a prototxt, which quotes its text, unless it is one of the user's files.
@@ -260,8 +266,19 @@ def hiding_foreign_text(file: Path, named_by: str | Path, caffe_root: Path | Non
     except PrototxtError:
         if _is_of_user(file, Path(named_by).absolute().parent, caffe_root):
             raise
-        what, hint = "is not a prototxt that can be read", "give the file itself, to see why"
-        raise PrototxtError(file, what, hint) from None
+        raise PrototxtError(file, *_HIDDEN) from None
+
+
+def refuse_foreign_names(
+    document: Document[Any], named_by: str | Path, caffe_root: Path | None = None
+) -> None:
+    """Raise PrototxtError for names that our Caffe does not have in a file that is not one of the user's.
+
+    Reporting them would quote its text; see `hiding_foreign_text`.
+    """
+    file = Path(document.path)
+    if document.foreign and not _is_of_user(file, Path(named_by).absolute().parent, caffe_root):
+        raise PrototxtError(file, *_HIDDEN)
 
 
 def refuse_foreign_link(file: str | Path, folder: str | Path) -> None:

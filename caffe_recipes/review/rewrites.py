@@ -15,14 +15,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.prototxt import (
     MOST_BYTES,
+    Document,
     empty_file_error,
     encode_prototxt,
-    format_prototxt,
-    guess_class,
-    parse_document,
     read_prototxt,
+    render_checked,
 )
 from caffe_recipes.caffe.text.comments import comment_text
 from caffe_recipes.caffe.text.tokens import TOKEN, line_column
@@ -34,11 +36,12 @@ from caffe_recipes.review.naming import refuse_foreign_link, walk_prototxts
 
 @dataclass(frozen=True)
 class Rewrite:
-    """The old and the new text of a file."""
+    """The old and the new text of a file; `document` is what was read, if it was parsed."""
 
     path: str
     before: str
     after: str
+    document: Document[Message] | None = None
 
     @property
     def is_change(self) -> bool:
@@ -72,15 +75,15 @@ def plan_format(path: str, *, max_bytes: int = MOST_BYTES, is_found: bool = Fals
     if is_found:
         refuse_foreign_link(path, Path(path).parent)
     text = read_prototxt(path, max_bytes)
-    return Rewrite(path, text, format_text(text, path))
+    return format_text(text, path)
 
 
-def format_text(text: str, path: str) -> str:
-    """Format a prototxt of any kind canonically. Raises PrototxtError if it is not one, or has no fields."""
-    formatted = format_prototxt(text, guess_class(text, path), path)
-    if all(line.startswith("#") for line in formatted.split("\n") if line):
+def format_text(text: str, path: str) -> Rewrite:
+    """Format a prototxt of any kind and Caffe. Raises PrototxtError if it is not one, or has no fields."""
+    document = parse_lenient(text, path)
+    if not document.message.ListFields():
         raise empty_file_error(path)
-    return formatted
+    return Rewrite(path, text, render_checked(document.message, document.comments, path), document)
 
 
 def render_diff(rewrite: Rewrite) -> str:
@@ -141,7 +144,7 @@ def plan_fixes(
         if edits:
             _check_own(path)
             rewrites.append(Rewrite(path, text, _apply(text, edits)))
-            parse_document(rewrites[-1].after, path)
+            parse_lenient(rewrites[-1].after, path)
     return rewrites, fixed, generated
 
 
@@ -172,7 +175,13 @@ def _plan_edit(text: str, fix: Fix) -> _Edit | None:
     if name is None or name["name"] != fix.field:
         return None
     start, end = _value_span(text, name.end())
-    return (start, end, fix.new) if fix.new else _removal(text, offset, end)
+    return (start, end, _indent(text, offset, fix.new)) if fix.new else _removal(text, offset, end)
+
+
+def _indent(text: str, offset: int, new: str) -> str:
+    """Return the lines of a value indented as the field at an offset, or joined if it shares its line."""
+    before = text[text.rfind("\n", 0, offset) + 1 : offset]
+    return new.replace("\n", " " if before.strip() else f"\n{before}")
 
 
 def _comment_edit(text: str, line: int, fix: Fix) -> _Edit | None:

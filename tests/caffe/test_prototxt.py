@@ -171,6 +171,10 @@ def test_places_count_lines_as_the_text_has_them() -> None:
         ("debug_info: true", "mine.prototxt", pb.NetParameter),
         ("wrong: 1 layer { }", "solver", pb.NetParameter),
         ("", "solver.prototxt", pb.SolverParameter),
+        ("name: 'x' net: 'y' base_lr: 1", "x", pb.SolverParameter),
+        ("base_lr: 1 max_iter: 2 layer { } layer { } layer { }", "x", pb.NetParameter),
+        ("name: layer # net: 1\nlayer [{ }] input: 'net'", "x", pb.NetParameter),
+        ("snapshot_format: layer lr_policy: layers name: 'a'", "x", pb.SolverParameter),
     ],
 )
 def test_the_message_type_is_guessed_from_the_fields(text: str, name: str, cls: type) -> None:

@@ -192,7 +192,7 @@ def test_bad_input_gets_a_line_and_exit_2(words: list[str], message: str, tmp_pa
     ("content", "message"),
     [
         (b"", ": is empty: it has no fields; check that it was copied completely"),
-        (b"base_lr: 1 gama: 2", ":1:12: SolverParameter has no field 'gama'; did you mean 'gamma'?"),
+        (b"base_lr: 1 gamma: x", ":1:19: 'gamma' takes a number, not 'x'"),
         (b"layer {" * 10_000, ":1:8: LayerParameter has no field 'layer'; "),
         (b"\x89PNG", ":1:1: byte 0x89 is not UTF-8"),
         (

@@ -109,18 +109,21 @@ def test_a_folder_without_prototxts_is_reported(tmp_path: Path) -> None:
 
 def test_one_bad_file_leaves_all_files_unchanged(ugly: Path) -> None:
     bad = ugly.parent / "bad.prototxt"
-    bad.write_text("base_lr: 1\ngama: 2")
+    bad.write_text("base_lr: 1\ngamma: x")
     done = call(ugly, bad)
     assert isinstance(done.exception, PrototxtError)
-    assert str(done.exception) == f"{bad}:2:1: SolverParameter has no field 'gama'; did you mean 'gamma'?"
+    assert str(done.exception) == f"{bad}:2:8: 'gamma' takes a number, not 'x'; write it in decimal"
     assert ugly.read_text() == UGLY
 
 
 def test_standard_input_goes_to_standard_output() -> None:
     done = call("-", given=UGLY.encode())
     assert (done.exit_code, done.stdout) == (0, CANONICAL)
-    done = call("-", given=b"gama: 2 base_lr: 1")
-    assert str(done.exception).startswith("<stdin>:1:1: SolverParameter has no field 'gama'")
+    done = call("-", given=b"gama: 2.0 base_lr: 1 # one")
+    assert (done.exit_code, done.stdout) == (0, "base_lr: 1 # one\ngama: 2\n")
+    assert done.stderr == (
+        "<stdin>:1:1: SolverParameter has no field 'gama' in any known Caffe; did you mean 'gamma'?\n"
+    )
     assert call("-", "x.prototxt", given=b"").exit_code == 2
     assert isinstance(call("--check", "-", given=UGLY.encode()).exception, CheckFailed)
     assert "is over 3 bytes" in str(call("--max-bytes", "3", "-", given=b"net: 'n'").exception)

@@ -118,7 +118,6 @@ layer { name: 'd' type: 'DummyData' top: 'x' dummy_data_param { shape { dim: 2 d
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (f"{_TWINS}layer {{ name: 'c'\n  type: 'Convolutoin' bottom: 'x' top: 'y' }}", "6:3"),
         (f"{_TWINS}layer {{ name: 'c' bottom: 'x' top: 'y' }}", "5:1"),
         (f"{_TWINS}layer {{ name: 'c' type: 'ReLU' bottom: 'z' top: 'y' }}", "5:19"),
         (

@@ -108,9 +108,9 @@ def read_prototxt(data: bytes) -> None:
     """Do with a file what `fmt` and `upgrade` do."""
     text = decode_prototxt(data, "spoilt.prototxt")
     document: Document[Message] = parse_document(text, "spoilt.prototxt")
-    written = format_text(text, "spoilt.prototxt")
+    written = format_text(text, "spoilt.prototxt").after
     assert digest(parse_prototxt(written, type(document.message))) == digest(document.message)
-    assert format_text(written, "spoilt.prototxt") == written
+    assert format_text(written, "spoilt.prototxt").after == written
     upgraded = upgrade_document(document)
     written = render_checked(upgraded.message, upgraded.comments, "spoilt.prototxt")
     again: Document[Message] = parse_document(written, "spoilt.prototxt", type(document.message))

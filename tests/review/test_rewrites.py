@@ -26,7 +26,7 @@ def test_a_name_that_cannot_be_one_is_left_to_the_reader() -> None:
 
 
 def test_text_is_formatted_with_its_comments() -> None:
-    assert format_text("max_iter:1#one\nnet:'n'", "s") == 'net: "n"\nmax_iter: 1 # one\n'
+    assert format_text("max_iter:1#one\nnet:'n'", "s").after == 'net: "n"\nmax_iter: 1 # one\n'
     with pytest.raises(PrototxtError, match=r"^s: is empty: it has no fields"):
         format_text("# nothing", "s")
 

@@ -19,10 +19,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.forks import TYPES
 from caffe_recipes.errors import InputError
-from caffe_recipes.wording import did_you_mean, find_nearest
-
-_LONGEST_NAME = 100
+from caffe_recipes.wording import did_you_mean, find_slip
 
 # The dialect of our Caffe, whose messages are in `caffe.proto`.
 OURS = "surfsara"
@@ -60,7 +59,7 @@ class Dialect:
         if name in self.added.get(owner, ()):
             return True
         missing = self.missing.get(owner, frozenset())
-        return missing is not None and name not in missing and name in _names(owner)
+        return missing is not None and name not in missing and name in names_of(owner)
 
 
 @functools.cache
@@ -103,18 +102,17 @@ def layer_type_dialects(name: str) -> tuple[str, ...]:
 
 @functools.cache
 def nearest_layer_type(name: str, dialect: str | None = None) -> str | None:
-    """Return the most similar layer type of one dialect, or of all dialects; None if no type is similar.
+    """Return the layer type of one dialect, or of any, that a name is a slip of the keyboard for, or None.
 
-    A type that differs only in case is preferred.
+    A fork's own type is not a slip.
 
     >>> nearest_layer_type("Relu"), nearest_layer_type("Convolutoin"), nearest_layer_type("Attention")
     ('ReLU', 'Convolution', None)
     """
+    if name.lower() in (fork.lower() for fork in TYPES):
+        return None
     chosen = [find_dialect(dialect)] if dialect else load_dialects().values()
-    types = sorted(frozenset().union(*(each.layer_types for each in chosen)))
-    same = next((known for known in types if known.lower() == name.lower()), None)
-    # Comparing takes quadratic time in the length of a name, and no type has a long name.
-    return same or (find_nearest(name, types) if len(name) <= _LONGEST_NAME else None)
+    return find_slip(name, sorted(frozenset().union(*(each.layer_types for each in chosen))))
 
 
 def lr_policy_dialects(name: str) -> tuple[str, ...]:
@@ -163,7 +161,7 @@ def _definitions(
     }
 
 
-def _names(owner: str) -> Collection[str]:
+def names_of(owner: str) -> Collection[str]:
     """Return the names of a message's fields or an enum's values in our schema."""
     outer, _, inner = owner.partition(".")
     message = pb.DESCRIPTOR.message_types_by_name.get(outer)

@@ -26,9 +26,12 @@ from caffe_recipes.caffe.dialects import (
     find_layer_counterpart,
     layer_type_dialects,
     lr_policy_dialects,
+    nearest_layer_type,
     solver_type_dialects,
 )
+from caffe_recipes.caffe.dialects.forks import TYPES, describe_fork
 from caffe_recipes.caffe.prototxt import Document
+from caffe_recipes.caffe.text.writer import FIRST_FOREIGN
 from caffe_recipes.wording import did_you_mean, join_names, plural
 
 
@@ -212,6 +215,8 @@ def _field_differences(
         path = f"{prefix}{field.name}"
         values = value if field.is_repeated else [value]
         first = f"{path}[0]" if field.is_repeated else path
+        if field.number >= FIRST_FOREIGN:
+            continue  # no dialect has it, as `unknown-field` reports
         if not dialect.knows(owner, field.name):
             yield _missing_name("dialect-field", first, owner, field.name, dialect)
             continue
@@ -267,6 +272,8 @@ def _check_enum_value(
     enum: EnumDescriptor, number: int, path: str, dialect: Dialect, document: Document[Message] | None
 ) -> Iterator[DialectDifference]:
     owner, name = _schema_name(enum.full_name), enum.values_by_number[number].name
+    if number >= FIRST_FOREIGN:
+        return
     if not _is_number(path, document):
         if not dialect.knows(owner, name):
             yield _missing_name("dialect-value", path, owner, name, dialect)
@@ -313,9 +320,7 @@ def _check_string(
     title = TITLES[dialect.name]
     if (owner, field.name) == ("LayerParameter", "type") and word not in dialect.layer_types:
         hint = find_layer_counterpart(dialect.name, word)
-        write = (
-            f"{hint} is similar" if hint else _nearest(word, dialect.layer_types, layer_type_dialects(word))
-        )
+        write = f"{hint} is similar" if hint else _suggest_type(word, dialect)
         effect = f"it aborts when it creates the net: Unknown layer type: {word}"
         yield DialectDifference(
             "dialect-layer-type", path, word, f"{title} has no layer type '{word}'", effect, write
@@ -350,6 +355,16 @@ def _nearest(word: str, known: frozenset[str], others: tuple[str, ...]) -> str:
     if others:
         return _only_in([TITLES[other] for other in others])
     return did_you_mean(word, known, f"it has {', '.join(sorted(known))}")
+
+
+def _suggest_type(word: str, dialect: Dialect) -> str:
+    others = layer_type_dialects(word)
+    if others:
+        return _only_in([TITLES[other] for other in others])
+    if word in TYPES:
+        return describe_fork(TYPES[word], is_type=True)
+    near = nearest_layer_type(word, dialect.name)
+    return f"did you mean '{near}'?" if near else "no Caffe known here has it"
 
 
 def _only_in(titles: Sequence[str]) -> str:

@@ -14,25 +14,27 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import OURS, field_dialects, find_counterpart
+from caffe_recipes.caffe.dialects import OURS, field_dialects, find_counterpart, load_dialects
+from caffe_recipes.caffe.dialects.forks import FIELDS, describe_fork
 from caffe_recipes.caffe.text.comments import Comment, CommentCollector
 from caffe_recipes.caffe.text.tokens import TOKEN, line_column, parse_float, parse_int, parse_string
-from caffe_recipes.caffe.text.writer import FLOAT_MAX, fields_of, float_text
+from caffe_recipes.caffe.text.writer import FIRST_FOREIGN, FLOAT_MAX, fields_of, float_text, string_text
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.limits import hint_at_limit, limit
-from caffe_recipes.wording import did_you_mean, join_names
+from caffe_recipes.wording import find_slip, join_names
 
 _MOST_OWNERS = 3
+_MOST_VALUES = 12  # of an enum, in a hint
 
 
 def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
-    """Return a hint for an unknown field: Caffes that have it, a similar field, or messages that have it.
+    """Return a hint for an unknown field: Caffes that have it, what was meant, or messages that have it.
 
     >>> hint_for_field("SolverParameter", ["net", "gamma"], "gama")
     "did you mean 'gamma'?"
@@ -43,9 +45,12 @@ def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
     if others:
         here = find_counterpart(OURS, message, name)
         return f"it belongs to {join_names(others)}; {f'here {here}' if here else 'remove it for this Caffe'}"
-    near = did_you_mean(name, known)
+    fork = FIELDS.get((message.removeprefix("V1"), name))
+    if fork:
+        return f"it is {describe_fork(fork)}"
+    near = find_slip(name, known)
     if near:
-        return near
+        return f"did you mean '{near}'?"
     schema = pb.DESCRIPTOR.message_types_by_name.values()
     owners = [owner.name for owner in schema if name in owner.fields_by_name]
     if len(owners) > _MOST_OWNERS:
@@ -64,10 +69,17 @@ def hint_for_value(enum: str, known: Sequence[str], name: str) -> str:
     others = field_dialects(enum, name)
     if others:
         return f"it belongs to {join_names(others)}; remove it for this Caffe"
-    return did_you_mean(name, known, f"write {join_names(known, 'or')}")
+    near = find_slip(name, known)
+    if near:
+        return f"did you mean '{near}'?"
+    if len(known) > _MOST_VALUES:
+        return f"the values of {enum} are in caffe.proto"
+    return f"write {join_names(known, 'or')}"
 
 
 _MOST_SHOWN = 60
+_MOST_DEPTH = 50
+V1_TYPE = "V1LayerParameter.LayerType"  # the enum of old layer types, to which forks add theirs
 _BACKSLASH = r"a backslash is written \\"
 _CLOSING = {"{": "}", "<": ">"}
 _INTEGERS = {
@@ -99,6 +111,30 @@ class NewerForm:
     write: str
 
 
+class UnknownNameError(PrototxtError):
+    """A field or an enum value that the message does not have; another Caffe may have it."""
+
+
+@dataclass(slots=True)
+class ForeignName:
+    """A field or an enum value that our Caffe does not have, with the offset of its first place.
+
+    `owner` is the message or enum (`PoolingParameter.PoolMethod`), or the block of a foreign field
+    (`LayerParameter.Block_bn_param`).
+    """
+
+    owner: str
+    name: str
+    offset: int
+    kind: Literal["value", "block", "enum value"] = "value"
+    is_repeated: bool = False
+
+
+def foreign_block(owner: str, field: str) -> str:
+    """Return the name of the message that stands for the block of a foreign field."""
+    return f"{owner}.Block_{field}"
+
+
 class ParsedText(NamedTuple):
     """The comments of a text by field path, and the forms in it that old protobufs cannot read."""
 
@@ -117,6 +153,37 @@ def parse_text(
     return _Parser(text.removeprefix("\ufeff"), path, offsets).parse(message)
 
 
+Foreign = dict[tuple[str, str], ForeignName]
+
+
+def survey_text(text: str, message: Message, path: str | Path, foreign: Foreign) -> None:
+    """Fill `foreign` with the names that our Caffe does not have, in order; those are no mistake here.
+
+    Raises PrototxtError at the first other mistake. The message is left filled in part.
+    """
+    _Parser(text.removeprefix("\ufeff"), path, None, foreign).parse(message)
+
+
+def canonical_literal(literal: str) -> str:
+    """Return a number in the form that all of its value have, whatever the type of its field; or a word.
+
+    Raises ValueError for a bad number.
+
+    >>> [canonical_literal(literal) for literal in ("1e-3", "1.0", "0x10", "true")]
+    ['0.001', '1', '16', 'true']
+    """
+    if literal[0] not in ".0123456789":
+        return literal
+    try:
+        return str(parse_int(literal))
+    except ValueError:
+        return float_text(parse_float(literal), is_double=True)
+
+
+def _owner_name(of: Any) -> str:  # noqa: ANN401 - a message's descriptor or an enum's
+    return str(of.full_name).removeprefix("caffe.")
+
+
 @functools.cache
 def _required(message: Descriptor) -> tuple[str, ...]:
     return tuple(field.name for field in message.fields if field.is_required)
@@ -125,10 +192,20 @@ def _required(message: Descriptor) -> tuple[str, ...]:
 class _Parser:
     """A recursive-descent parser with one token of lookahead.
 
-    Its depth is bounded, since no message contains itself.
+    Its depth is bounded, since no message contains itself; that of blocks without a schema, by a limit. In a
+    survey, fields and enum values that the message lacks are passed over, and collected in `foreign`, with
+    those that only other Caffes have.
     """
 
-    def __init__(self, text: str, path: str | Path, offsets: dict[str, int] | None) -> None:
+    def __init__(
+        self,
+        text: str,
+        path: str | Path,
+        offsets: dict[str, int] | None,
+        foreign: Foreign | None = None,
+    ) -> None:
+        self._foreign: Foreign = {} if foreign is None else foreign
+        self._is_survey = foreign is not None
         self._text = text
         self._offsets = offsets
         self._path = path
@@ -171,10 +248,13 @@ class _Parser:
         """Read fields up to the token `closing`, which is not consumed; "" is the end of the text."""
         schema = message.DESCRIPTOR
         known = fields_of(schema)
+        foreign: set[str] = set()
         while self._kind == "name":
+            if self._is_survey and not self._survey_field(_owner_name(schema), known, foreign):
+                continue
             if self._value not in known:
                 what = f"{schema.name} has no field {self._quote()}"
-                self._fail(what, hint_for_field(schema.name, known, self._value))
+                self._fail(what, hint_for_field(schema.name, known, self._value), error=UnknownNameError)
             self._field(message, known[self._value])
         if self._value != closing:
             if self._kind == "end":
@@ -190,6 +270,86 @@ class _Parser:
         if self._value in ("}", ">"):
             return f"this block closes with '{closing}'" if closing else "no block is open here"
         return "a field is written name: value, or name { ... }"
+
+    def _survey_field(self, owner: str, known: Mapping[str, FieldDescriptor], given: set[str]) -> bool:
+        """Return whether the schema has the next field; if not, pass over it. Note it if ours lacks it.
+
+        `given` are the fields of this block that have been passed over.
+        """
+        if self._value in known:
+            if not load_dialects()[OURS].knows(owner, self._value):
+                self._foreign.setdefault((owner, self._value), ForeignName(owner, self._value, self._start))
+            return True
+        self._pass_over(owner, given)
+        return False
+
+    def _pass_over(self, owner: str, given: set[str], depth: int = 1) -> None:
+        """Read a field without a schema: a value, a block, or a list of either; `given` are earlier ones."""
+        name = self._value
+        if depth > _MOST_DEPTH:
+            self._fail(f"blocks are nested more than {_MOST_DEPTH} deep")
+        found = self._foreign.setdefault((owner, name), ForeignName(owner, name, self._start))
+        found.is_repeated |= name in given
+        given.add(name)
+        self._advance()
+        has_colon = self._value == ":"
+        if has_colon:
+            self._advance()
+        elif self._value not in _CLOSING:
+            self._fail(f"expected ':' after '{name}', not {self._quote()}")
+        is_list = has_colon and self._value == "["
+        if is_list:
+            found.is_repeated = True
+            self._advance()
+        while not (is_list and self._value == "]"):
+            if self._value in _CLOSING:
+                found.kind = "block"
+                self._pass_over_block(foreign_block(owner, name), depth)
+            else:
+                self._literal(name)
+            if not is_list:
+                break
+            if self._value not in (",", "]"):
+                self._fail(f"expected ',' or ']' in the list of '{name}', not {self._quote()}")
+            if self._value == ",":
+                self._advance()
+        if is_list:
+            self._advance()
+        if self._value in (",", ";"):
+            self._advance()
+
+    def _pass_over_block(self, owner: str, depth: int) -> None:
+        opening, closing = self._start, _CLOSING[self._value]
+        given: set[str] = set()
+        self._advance()
+        while self._kind == "name":
+            self._pass_over(owner, given, depth + 1)
+        if self._kind == "end":
+            self._fail("this block is never closed", f"add a '{closing}'", opening)
+        if self._value != closing:
+            self._fail(f"expected a field, not {self._quote()}", self._body_hint(closing))
+        self._advance()
+
+    def _literal(self, name: str) -> str:
+        """Read a value of any type; return its canonical text."""
+        start, sign = self._start, "-" if self._is_negative() else ""
+        if self._kind == "string" and not sign:
+            data = self._string(name)
+            try:
+                return string_text(data.decode())
+            except UnicodeDecodeError:
+                return string_text(data)
+        if self._kind not in ("name", "number"):
+            self._fail(f"'{name}' needs a value, not {self._quote(start)}", at=start)
+        try:
+            text = f"{sign}{canonical_literal(self._value)}"
+        except ValueError:
+            self._fail(f"'{name}' takes a number, not {self._quote(start)}", at=start)
+        self._advance()
+        return text
+
+    def _read_literal(self, field: FieldDescriptor) -> str:
+        return self._literal(field.name)
 
     def _field(self, message: Message, field: FieldDescriptor) -> None:
         if not field.is_repeated and message.HasField(field.name):
@@ -244,10 +404,13 @@ class _Parser:
             self._comments.attach_above(self._path_of(message, field, 0))
         if field.message_type is not None:
             self._block(message, field)
-        elif field.is_repeated:
-            getattr(message, field.name).append(_READERS[field.type](self, field))
         else:
-            setattr(message, field.name, _READERS[field.type](self, field))
+            read = _READERS[field.type] if field.number < FIRST_FOREIGN else _Parser._read_literal
+            value = read(self, field)
+            if field.is_repeated:
+                getattr(message, field.name).append(value)
+            else:
+                setattr(message, field.name, value)
 
     def _block(self, message: Message, field: FieldDescriptor) -> None:
         if self._value not in _CLOSING:
@@ -343,10 +506,17 @@ class _Parser:
             # Python's protobuf looks a number up by its lowest 32 bits.
             fits = number is not None and -(1 << 31) <= number < 1 << 31
             value = enum.values_by_number.get(number) if number is not None and fits else None
+        if value is None or self._is_survey:
+            owner = _owner_name(enum)
+            is_type = owner == V1_TYPE and self._kind == "name"
+            name = value.name if value else self._value
+            if self._is_survey and (value or is_type) and not load_dialects()[OURS].knows(owner, name):
+                self._foreign.setdefault((owner, name), ForeignName(owner, name, start, "enum value"))
+                value = value or enum.values[0]
         if value is None:
-            owner = enum.full_name.removeprefix("caffe.")
             hint = hint_for_value(owner, list(enum.values_by_name), self._value)
-            self._fail(f"'{field.name}' takes a value of {owner}, not {self._quote(start)}", hint, start)
+            what = f"'{field.name}' takes a value of {owner}, not {self._quote(start)}"
+            self._fail(what, hint, start, UnknownNameError)
         self._advance()
         return value.number
 
@@ -354,6 +524,9 @@ class _Parser:
         if self._kind != "string":
             hint = f'write "{self._value[:_MOST_SHOWN]}"' if self._kind in ("name", "number") else ""
             self._fail(f"'{field.name}' takes a string in quotes, not {self._quote()}", hint)
+        return self._string(field.name)
+
+    def _string(self, name: str) -> bytes:
         parts: list[bytes] = []
         while self._kind == "string":
             try:
@@ -361,7 +534,7 @@ class _Parser:
             except ValueError as error:
                 escape = str(error)  # only the newest protobuf accepts a capital X
                 hint = f"write {escape.lower()}" if escape.startswith(r"\X") else _BACKSLASH
-                self._fail(f"'{field.name}' contains the invalid escape {error}", hint)
+                self._fail(f"'{name}' contains the invalid escape {error}", hint)
             self._advance()
         return b"".join(parts)
 
@@ -418,9 +591,11 @@ class _Parser:
             shown = f"{shown[:_MOST_SHOWN]}..."
         return shown if self._kind == "string" and shown.isprintable() else repr(shown)
 
-    def _fail(self, what: str, hint: str = "", at: int | None = None) -> NoReturn:
+    def _fail(
+        self, what: str, hint: str = "", at: int | None = None, error: type[PrototxtError] = PrototxtError
+    ) -> NoReturn:
         line, column = line_column(self._text, self._start if at is None else at)
-        raise PrototxtError(f"{self._path}:{line}:{column}", what, hint)
+        raise error(f"{self._path}:{line}:{column}", what, hint)
 
 
 _READERS: dict[int, Callable[[_Parser, FieldDescriptor], Any]] = {

@@ -73,6 +73,9 @@ _NO_COMMENT = Comment()
 _LARGE_KIND_BYTES = 1000
 _INLINE_WIDTH = 100  # the longest block, in characters, that stays on one line
 FLOAT_MAX = (2 - 2.0**-23) * 2.0**127  # the largest float32
+# Fields and enum values with a number from here on are in no Caffe's schema (see `dialects/schema.py`). The
+# value of such a field is its text, as `canonical_literal` in `parser.py` returns it.
+FIRST_FOREIGN = 200_000
 
 
 def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
@@ -185,6 +188,8 @@ def _lines_of(field: FieldDescriptor) -> _LinesOf:
 def _text_of(field: FieldDescriptor) -> Callable[[Any], str] | None:
     if field.message_type is not None:
         return None
+    if field.number >= FIRST_FOREIGN:
+        return str
     if field.enum_type is not None:
         return {value.number: value.name for value in field.enum_type.values}.__getitem__
     if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:

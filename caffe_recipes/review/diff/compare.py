@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layers import batch_size as layer_batch
-from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, is_kind
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.diff.changes import Comparison, FileDiff
-from caffe_recipes.review.diff.documents import EpochScale, diff_documents, kind_of, read_message
+from caffe_recipes.review.diff.documents import EpochScale, diff_documents, kind_of, read_document
 from caffe_recipes.review.diff.messages import fingerprint, match_by_keys
 from caffe_recipes.review.diff.nets import phase_of
 from caffe_recipes.review.diff.sources import RecipeSide, TextFile, Tree
@@ -26,12 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """The options of `diff`; `images` per epoch and the `ranks` of each side give a solver's epochs."""
+    """The options of `diff`; `images` per epoch and the `ranks` of each side give a solver's epochs.
+
+    `foreign` collects the documents with names that our Caffe does not have.
+    """
 
     defaults: bool = False
     images: int | None = None
     ranks: tuple[int, int] | None = None
     max_bytes: int = MOST_BYTES
+    dialect: str | None = None
+    foreign: list[Document[Message]] = field(default_factory=list, compare=False)
 
 
 def compare_trees(old: Tree, new: Tree, options: DiffOptions) -> list[FileDiff]:
@@ -73,7 +78,7 @@ def _meaning(file: tuple[str, bytes | PrototxtError]) -> Hashable:
     if isinstance(data, PrototxtError):
         return path, str(data)
     try:
-        message = read_message(data, path)
+        message = read_document(data, path).message
     except PrototxtError:
         return data
     return kind_of(message), fingerprint(message)
@@ -103,8 +108,10 @@ def compare_files(old: TextFile, new: TextFile, options: DiffOptions) -> FileDif
         from caffe_recipes.review.diff.recipes import compare_recipe_files  # pydantic: not for prototxts
 
         return compare_recipe_files(old, new)
-    before, after = (read_message(file.data, file.label, options.max_bytes) for file in (old, new))
-    if type(before) is not type(after):
+    read = [read_document(file.data, file.label, options.max_bytes) for file in (old, new)]
+    options.foreign.extend(document for document in read if document.foreign)
+    before, after = (document.message for document in read)
+    if kind_of(before) != kind_of(after):
         what = f"'{old.label}' is a {kind_of(before)}, '{new.label}' a {kind_of(after)}"
         raise InputError("", what, "compare two of the same kind")
     scales, note = _scales((before, after), (old, new), options)
@@ -120,7 +127,7 @@ def _scales(
     scales, missing = [], []
     for message, file, ranks in zip(messages, files, options.ranks, strict=True):
         batch = None
-        if isinstance(message, pb.SolverParameter):
+        if is_kind(message, pb.SolverParameter):
             batch, problem = _find_batch(message, file, options.max_bytes)
             missing += [f"epochs unknown: {problem}"] if problem else []
         scales.append(EpochScale(options.images, batch * ranks if batch else None))
@@ -147,8 +154,8 @@ def batch_of(solver: pb.SolverParameter, path: str, read: Read, max_bytes: int =
     net = posixpath.basename(solver.net or solver.train_net)
     folder = path[: path.rindex("/") + 1] if "/" in path else path[: path.rfind(":") + 1]
     data = read(folder + net) if net else None
-    message = read_message(data, folder + net, max_bytes) if data else None
-    return batch_size(message) if isinstance(message, pb.NetParameter) else None
+    message = read_document(data, folder + net, max_bytes).message if data else None
+    return batch_size(message) if message and is_kind(message, pb.NetParameter) else None
 
 
 def batch_size(net: pb.NetParameter) -> int | None:

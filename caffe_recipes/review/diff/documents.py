@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import parse_lenient, share_schema
 from caffe_recipes.caffe.prototxt import (
     KINDS,
     MOST_BYTES,
     Document,
     decode_prototxt,
     empty_file_error,
-    parse_document,
+    is_kind,
 )
 from caffe_recipes.caffe.rates import key_iters, lr_at, step_iters
 from caffe_recipes.caffe.upgrade import upgrade_document
@@ -27,6 +28,7 @@ from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
 from caffe_recipes.review.lint.chain import Link, find_rate_problem, read_links
 
+_RATE_UNKNOWN = "rates are not compared: fields of another Caffe may change them"
 _RATE_UNCHANGED = "the rate of every iteration is unchanged"
 
 # The number of points at which long schedules are sampled before the search is refined.
@@ -47,20 +49,21 @@ class EpochScale:
     iterations: int | None = None
 
 
-def read_message(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Message:
-    """Return the message in the bytes of a prototxt, upgraded as Caffe does.
+def read_document(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Document[Message]:
+    """Return the bytes of a prototxt of any Caffe as a document, whose message is upgraded as Caffe does.
 
     Raises PrototxtError if they are not a prototxt, or hold no field.
     """
-    document: Document[Message] = parse_document(decode_prototxt(data, path, max_bytes), path)
+    document = parse_lenient(decode_prototxt(data, path, max_bytes), path)
     if not document.message.ListFields():
         raise empty_file_error(path)
-    return upgrade_document(replace(document, comments={})).message  # moving comments takes time
+    document = replace(document, comments={})  # moving comments takes time
+    return replace(document, message=upgrade_document(document).message)
 
 
 def kind_of(message: Message) -> str:
     """Return the kind of a message: net, solver, ..."""
-    return next(name for name, cls in KINDS.items() if isinstance(message, cls))
+    return next(name for name, cls in KINDS.items() if is_kind(message, cls))
 
 
 def diff_documents(
@@ -73,13 +76,17 @@ def diff_documents(
 ) -> FileDiff | None:
     """Return the difference of two messages of the same kind; None if they have the same meaning."""
     changes: list[Change]
+    old, new = share_schema(old, new)
     rates = _diff_phase_rates(_read_phases(old, path), _read_phases(new, path), scales)
-    if isinstance(old, pb.NetParameter) and isinstance(new, pb.NetParameter):
+    if is_kind(old, pb.NetParameter) and is_kind(new, pb.NetParameter):
         changes = diff_nets(old, new, defaults=defaults)
-    elif isinstance(old, pb.SolverParameter) and isinstance(new, pb.SolverParameter):
+    elif is_kind(old, pb.SolverParameter) and is_kind(new, pb.SolverParameter):
         changes = diff_solvers(old, new, defaults=defaults)
-        problems = _rate_problems(old, new, bool(changes))
-        kept = _RATE_UNCHANGED if changes and not rates and keeps_rate(old, new, scales) else ""
+        if isinstance(old, pb.SolverParameter):
+            problems = _rate_problems(old, new, bool(changes))
+            kept = _RATE_UNCHANGED if changes and not rates and keeps_rate(old, new, scales) else ""
+        else:
+            problems, kept = [], _RATE_UNKNOWN
         note = "; ".join(filter(None, [*problems, kept, note]))
     else:
         changes = diff_messages(old, new, defaults=defaults)
@@ -91,7 +98,10 @@ def diff_documents(
 
 
 def _read_phases(message: Message, path: str) -> list[Link]:
-    """Return the solvers of a file, in order; none if it is a net."""
+    """Return the solvers of a file, in order; none if it is a net, or if another Caffe's fields are in it.
+
+    Such fields may change the rate.
+    """
     return read_links(Document(path, "", message, {}, {}), path)
 
 

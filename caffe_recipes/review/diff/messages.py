@@ -20,9 +20,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import render_prototxt
+from caffe_recipes.caffe.prototxt import is_kind, render_prototxt
 from caffe_recipes.caffe.refusals import UNWEIGHTED
-from caffe_recipes.caffe.text.writer import field_ranks, float_text, string_text
+from caffe_recipes.caffe.text.writer import FIRST_FOREIGN, field_ranks, float_text, string_text
 from caffe_recipes.review.diff.changes import NOT_SET, Change, ShownValue
 from caffe_recipes.review.diff.forms import normalize_all, normalize_differing
 
@@ -346,7 +346,7 @@ def diff_messages(
 def _diff(
     old: Message, new: Message, context: _Context, skip: Collection[str] = (), prefix: str = ""
 ) -> list[Change]:
-    if isinstance(old, pb.LayerParameter) and isinstance(new, pb.LayerParameter):
+    if is_kind(old, pb.LayerParameter) and is_kind(new, pb.LayerParameter):
         context = replace(context, types=(old.type, new.type))
     if not context.defaults:
         old, new = normalize_differing(old, new)
@@ -391,7 +391,7 @@ def block_text(message: Message) -> str:
 
 def _remove_insignificant(message: Message, layer_type: str) -> None:
     """Remove the fields of a message that have no effect, in place."""
-    if isinstance(message, pb.LayerParameter):
+    if is_kind(message, pb.LayerParameter):
         layer_type = message.type
     normalize_all(message)
     kept = []
@@ -573,7 +573,7 @@ def _scalar(field: FieldDescriptor, value: object) -> tuple[str, Json]:
     if isinstance(value, bytes):
         return string_text(value), value.decode("latin-1")
     if isinstance(value, str):
-        return string_text(value), value
+        return value if field.number >= FIRST_FOREIGN else string_text(value), value
     assert isinstance(value, int)
     return str(value).lower(), value
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.caffe.layers import BATCH_BLOCKS
-from caffe_recipes.caffe.prototxt import MOST_BYTES, load_document
+from caffe_recipes.caffe.prototxt import MOST_BYTES, is_kind, load_document
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import DataError, InputError, PrototxtError
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
@@ -28,6 +29,7 @@ from caffe_recipes.review.naming import (
     find_shared,
     hiding_foreign_text,
     is_file,
+    refuse_foreign_names,
     walk_prototxts,
 )
 
@@ -62,11 +64,11 @@ def load_net(
         return _recipe_net(named)
     if named is not None and named.kind == "folder":
         given = _only_net(given, max_bytes)
-    document: Document[Message] = load_document(given, max_bytes=max_bytes)
+    document = load_lenient(given, max_bytes)
     message = document.message
-    if isinstance(message, pb.NetParameter):
+    if is_kind(message, pb.NetParameter):
         return GivenNet(given, _upgrade_net(document), message.state, document)
-    if isinstance(message, pb.SolverParameter):
+    if is_kind(message, pb.SolverParameter):
         return _solver_net(document, message, phase, caffe_root, max_bytes)
     what = f"is a {type(message).DESCRIPTOR.name}, which has no layers"
     raise InputError(given, what, "give a net, a solver of one phase, or a recipe")
@@ -107,20 +109,20 @@ def _only_net(folder: str, max_bytes: int) -> str:
 
 def _is_net(path: str, max_bytes: int) -> bool:
     try:
-        document: Document[Message] = load_document(path, max_bytes=max_bytes)
+        return is_kind(load_lenient(path, max_bytes).message, pb.NetParameter)
     except PrototxtError:
         return False
-    return isinstance(document.message, pb.NetParameter)
 
 
 def _upgrade_net(document: Document[Message]) -> pb.NetParameter:
     """Return a net in the current format; inputs without a shape, which Caffe drops, become a layer."""
     old, net = document.message, upgrade_document(document).message
-    if not isinstance(old, pb.NetParameter) or not isinstance(net, pb.NetParameter):
+    if not is_kind(old, pb.NetParameter) or not is_kind(net, pb.NetParameter):
         raise TypeError(f"{document.path} does not contain a net")
     if not old.input or old.input_shape or old.input_dim:
         return net
-    with_inputs = pb.NetParameter(layer=[pb.LayerParameter(name="input", type="Input", top=old.input)])
+    with_inputs = type(net)()
+    with_inputs.layer.add(name="input", type="Input", top=old.input)
     with_inputs.MergeFrom(net)
     return with_inputs
 
@@ -145,7 +147,10 @@ def _solver_net(
         raise PrototxtError(given, "is a solver that names no net", "give the net file itself")
     path = _find_net(given, named, caffe_root)
     with hiding_foreign_text(path, given, caffe_root):
-        net: Document[Message] = load_document(path, pb.NetParameter, max_bytes=max_bytes)
+        net = load_lenient(path, max_bytes)
+        refuse_foreign_names(net, given, caffe_root)
+        if not is_kind(net.message, pb.NetParameter):
+            load_document(path, pb.NetParameter, max_bytes=max_bytes)  # raises the error for its first field
     return GivenNet(str(path), _upgrade_net(net), state, net)
 
 

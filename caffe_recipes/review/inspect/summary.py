@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import layer_type_dialects, nearest_layer_type
-from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.caffe.dialects.forks import TYPES, describe_fork
+from caffe_recipes.caffe.prototxt import MOST_BYTES, is_kind
 from caffe_recipes.caffe.shape_rules import RULES, SOURCES
 from caffe_recipes.caffe.shapes import (
     LayerMisfit,
@@ -58,6 +59,7 @@ class SummaryOptions:
     image: Image | None = None
     caffe_root: Path | None = None
     max_bytes: int = MOST_BYTES
+    dialect: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class LoadedNet:
     document: Document[Message] | None = field(default=None, compare=False)
 
     def infer(self, phase: int) -> NetShapes:
-        """Return the shapes in one phase. Raises PrototxtError if they do not fit or a type is unknown."""
+        """Return the shapes in one phase. Raises PrototxtError if they do not fit or a layer has no type."""
         layers = select_layers(self.message, phase, self.level, self.stages)
         for layer in layers:
             _check_type(layer, self)
@@ -113,7 +115,7 @@ class LoadedNet:
     def where(self, layer: pb.LayerParameter) -> str:
         """Return `file:line:column` of a layer; only the path if its line is not known."""
         old = self.document.message if self.document else None
-        if self.document is None or not isinstance(old, pb.NetParameter):
+        if self.document is None or old is None or not is_kind(old, pb.NetParameter):
             return self.path
         # An upgrade may add layers, but keeps the order of those with the same name.
         same = [each for each in self.message.layer if each.name == layer.name]
@@ -215,14 +217,8 @@ def has_inputs(net: pb.NetParameter, phase: int, level: int = 0, stages: Sequenc
 
 
 def _check_type(layer: pb.LayerParameter, net: LoadedNet) -> None:
-    if layer.type in RULES or layer.type in SOURCES or layer_type_dialects(layer.type):
-        return
-    where = net.where(layer)
     if not layer.type:
-        raise PrototxtError(where, f"layer '{layer.name}' has no type", "Caffe aborts; set a type")
-    near = nearest_layer_type(layer.type)
-    hint = f"did you mean '{near}'?" if near else "Caffe aborts with `Unknown layer type`"
-    raise PrototxtError(where, f"layer '{layer.name}' has the unknown type '{layer.type}'", hint)
+        raise PrototxtError(net.where(layer), f"layer '{layer.name}' has no type", "Caffe aborts; set a type")
 
 
 def _default_phase(found: GivenNet, net: pb.NetParameter, level: int, stages: Sequence[str]) -> int:
@@ -249,13 +245,22 @@ def _explain_unknown(layers: Sequence[LayerCount], failures: Sequence[str]) -> s
         if _has_shapes(layer.bottoms) and not _has_shapes(layer.tops):
             what = f"layer '{layer.name}' ({layer.type})"
             if layer.type not in SOURCES and layer.type not in RULES:
-                return f"{what} has no shape rule here: its output and all layers after it are unknown"
+                return f"{what} {_describe_type(layer.type)}: its output and all layers after it are unknown"
             if layer.type in SOURCES and failures:
                 return f"{what} does not set the size of its images, and {failures[0]}: give --input C,H,W"
             if layer.type in SOURCES:
                 return f"{what} does not set the size of its images: give --input C,H,W"
             return f"{what} produces blobs whose shapes are known only at run time"
     return ""
+
+
+def _describe_type(name: str) -> str:
+    if layer_type_dialects(name):
+        return "has no shape rule here"
+    near = nearest_layer_type(name)
+    if near:
+        return f"has an unknown type; did you mean '{near}'?"
+    return f"is {describe_fork(TYPES[name], is_type=True)}" if name in TYPES else "has an unknown type"
 
 
 def _has_shapes(blobs: Iterable[BlobCost]) -> bool:

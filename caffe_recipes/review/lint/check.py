@@ -1,6 +1,6 @@
 """Apply all rules to a chain or to a net, and sort the findings in the order of the files.
 
-Report what another Caffe would refuse, ignore or read differently in a prototxt.
+Report what this Caffe or another one would refuse, ignore or read differently in a prototxt.
 
 Explain a rule: what it checks, what will happen, and what to do about it.
 """
@@ -12,11 +12,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
-from caffe_recipes.caffe.dialects.schema import parse_lenient
+from caffe_recipes.caffe.dialects.forks import FIELDS
+from caffe_recipes.caffe.dialects.schema import (
+    describe_name,
+    foreign_values,
+    is_known,
+    outer_foreign,
+    parse_lenient,
+)
+from caffe_recipes.caffe.text.parser import V1_TYPE
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.lint import data_rules, layer_rules, weight_rules, wiring_rules
@@ -24,7 +32,16 @@ from caffe_recipes.review.lint.chain import batch_per_rank, stop_phases
 from caffe_recipes.review.lint.chain_rules import check_changes, check_handovers, check_joins, check_steps
 from caffe_recipes.review.lint.net_view import NetView, select_phases, upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_epochs, check_norms, check_tests
-from caffe_recipes.review.lint.rules import RULES, SEVERITIES, Finding, dialect_rule, finding, split_place
+from caffe_recipes.review.lint.rules import (
+    RULES,
+    SEVERITIES,
+    Finding,
+    Fix,
+    dialect_rule,
+    file_rule,
+    finding,
+    split_place,
+)
 from caffe_recipes.review.lint.snapshot_rules import check_snapshots
 from caffe_recipes.review.lint.solver_rules import check_solver
 from caffe_recipes.review.lint.start_rules import check_starts
@@ -33,6 +50,7 @@ if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
     from caffe_recipes.caffe.dialects import Dialect
     from caffe_recipes.caffe.prototxt import Document
+    from caffe_recipes.caffe.text.parser import ForeignName
     from caffe_recipes.review.lint.chain import Chain
     from caffe_recipes.review.lint.net_view import DatumOf, PhaseNet
 
@@ -166,6 +184,47 @@ def check_dialect(path: str | Path, text: str, dialect: str) -> list[Finding]:
         )
         for each in check_message(document.message, judge, document)
     ]
+
+
+def check_foreign(document: Document[Any], dialect: str) -> Iterator[Finding]:
+    """Find the names that a document's Caffe does not have, each once, at its first place.
+
+    Those that another known Caffe has are left to the rules of dialects, if `dialect` is not ours.
+    """
+    values: dict[tuple[str, str], list[tuple[str, object]]] = {}
+    for path, owner, field, value in foreign_values(document.message):
+        values.setdefault((owner, field), []).append((path, value))
+    for name in outer_foreign(document):
+        if name.owner != V1_TYPE and (dialect == OURS or not is_known(name)):
+            yield _unknown_field(document, name, values.get((name.owner, name.name), []))
+
+
+@file_rule(
+    "unknown-field",
+    "error",
+    "a field or an enum value that this Caffe does not have",
+    effect="Caffe aborts when it reads the file; lint checked the rest of it",
+    values=("name", "count"),
+    fix="removes the field, if it has no effect here",
+)
+def _unknown_field(document: Document[Any], name: ForeignName, values: list[tuple[str, object]]) -> Finding:
+    what, write = describe_name(name)
+    fork = FIELDS.get((name.owner, name.name))
+    idle = [path for path, value in values if fork and fork.default and value == fork.default]
+    others = [path for path, _ in values if path not in idle]
+    if idle and fork and not others:
+        write = f"remove it; here {fork.here}"
+    if len(values) > 1:
+        what = f"{what}, which is given {len(values)} times"
+    return finding(
+        "unknown-field",
+        document.where(others[0]) if others and idle else document.place(name.offset),
+        what,
+        write=write,
+        fixes=tuple(Fix(document.where(path), name.name) for path in idle),
+        name=f"{name.owner}.{name.name}",
+        count=max(1, len(values)),
+    )
 
 
 _WIDTH = 100

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import load_document
+from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.files import open_file, read_bytes
 from caffe_recipes.limits import MOST_LINTED_FILES, MOST_SCRIPT_BYTES, MOST_SCRIPT_LINES
@@ -22,6 +22,7 @@ from caffe_recipes.review.lint.chain_rules import check_deploys
 from caffe_recipes.review.lint.check import sort_findings
 from caffe_recipes.review.lint.inputs import (
     Reader,
+    convert_to_ours,
     find_training,
     is_solver,
     lint_chain,
@@ -42,6 +43,7 @@ from caffe_recipes.review.lint.snapshot_rules import (
 from caffe_recipes.review.naming import (
     find_named,
     hiding_foreign_text,
+    refuse_foreign_names,
     walk_prototxts,
 )
 
@@ -99,7 +101,7 @@ def _read_prototxt(reader: Reader, path: Path) -> Document[Any] | None:
     """Read a prototxt. One that cannot be read is a finding, unless its name or text is that of a solver."""
     try:
         with hiding_foreign_text(path, path, reader.options.caffe_root):
-            return reader.read(path)
+            return reader.read(path, path)
     except PrototxtError:
         if "solver" in path.name.lower() or _SOLVER_FIELD.search(_read_beginning(path)):
             raise
@@ -159,7 +161,9 @@ def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list
 
 def _load_found(path: Path, max_bytes: int) -> Document[Any]:
     with hiding_foreign_text(path, path):
-        return load_document(path, max_bytes=max_bytes)
+        document = load_lenient(path, max_bytes)
+        refuse_foreign_names(document, path)
+        return convert_to_ours(document)[0]
 
 
 def _group_prototxts(folder: Path) -> dict[Path, list[Path]]:

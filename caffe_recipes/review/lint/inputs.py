@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, empty_file_error, parse_document, read_prototxt
+from caffe_recipes.caffe.dialects.schema import parse_lenient, to_ours
+from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, empty_file_error, read_prototxt
+from caffe_recipes.caffe.text.parser import V1_TYPE
 from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
 from caffe_recipes.errors import DataError, PrototxtError
@@ -36,10 +38,10 @@ from caffe_recipes.review.lint.chain import (
     sub_document,
 )
 from caffe_recipes.review.lint.chain_rules import check_deploys, solver_type
-from caffe_recipes.review.lint.check import check_chain, check_dialect, check_net
+from caffe_recipes.review.lint.check import check_chain, check_dialect, check_foreign, check_net
 from caffe_recipes.review.lint.net_view import record_shape, upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_cores
-from caffe_recipes.review.lint.rules import Explanation, Fix, file_rule, finding, path_rule
+from caffe_recipes.review.lint.rules import Explanation, Finding, Fix, file_rule, finding, path_rule
 from caffe_recipes.review.lint.snapshot_rules import (
     check_evaluations,
     check_untrained,
@@ -58,6 +60,7 @@ from caffe_recipes.review.naming import (
     hiding_foreign_text,
     is_file,
     real_path,
+    refuse_foreign_names,
 )
 
 if TYPE_CHECKING:
@@ -343,12 +346,15 @@ class Reader:
     unchecked_rates: set[str] = field(default_factory=set)
     chains: list[list[str]] = field(default_factory=list)
 
-    def read(self, path: Path) -> Document[Any]:
-        """Read a prototxt file. Raises PrototxtError if it is unreadable, or Caffe would not accept it."""
+    def read(self, path: Path, named_by: str | Path = "") -> Document[Any]:
+        """Read a prototxt file. Raises PrototxtError if it is unreadable, or no Caffe would accept it.
+
+        If a file or folder names it, its names are reported only if it is one of the user's files.
+        """
         key = real_path(path)
         if key not in self.documents:
             try:
-                self.documents[key] = self._read(path)
+                self.documents[key] = self._read(path, named_by)
             except PrototxtError as error:
                 self.documents[key] = error
         found = self.documents[key]
@@ -366,7 +372,7 @@ class Reader:
         """Read a prototxt file that a solver names; if that fails, report a finding and return None."""
         try:
             with hiding_foreign_text(path, named_by or path, self.options.caffe_root):
-                return self.read(path)
+                return self.read(path, named_by or path)
         except PrototxtError as error:
             self.findings.append(
                 finding("unreadable", error.where, error.what, write=error.hint or "correct it")
@@ -400,17 +406,20 @@ class Reader:
         found += check_records(net, options.caffe_root)
         return [*found, *check_mean_sizes(net, options.caffe_root, find_first)]
 
-    def _read(self, path: Path) -> Document[Any]:
+    def _read(self, path: Path, named_by: str | Path) -> Document[Any]:
         text = read_prototxt(path, self.options.max_bytes)
-        document = parse_text(text, path, self.options.dialect)
-        if not document.message.ListFields():
+        given = parse_lenient(text, path)
+        if not given.message.ListFields():
             raise empty_file_error(path)
+        if named_by:
+            refuse_foreign_names(given, named_by, self.options.caffe_root)
+        self.findings.extend(check_foreign(given, self.options.dialect))
+        document, notes = convert_to_ours(given)
+        self.findings.extend(notes)
         self.findings.extend(check_text(text, path, self.options.dialect))
         self.findings.extend(check_newer_text(document))
         if self.options.dialect != OURS:
-            from caffe_recipes.caffe.dialects.schema import parse_lenient
-
-            other = [*check_dialect_rates(parse_lenient(text, path), self.options.dialect)]
+            other = [*check_dialect_rates(given, self.options.dialect)]
             self.findings.extend(other)
             self.unchecked_rates.update(document.path for _ in other)
         if self.options.caffe_root is not None and isinstance(document.message, pb.SolverParameter):
@@ -418,16 +427,15 @@ class Reader:
         return document
 
 
-def parse_text(text: str, path: str | Path, dialect: str) -> Document[Any]:
-    """Parse text of a dialect, and drop what our Caffe does not have. Raises PrototxtError."""
-    if dialect == OURS:
-        return parse_document(text, path)
-    from caffe_recipes.caffe.dialects.schema import parse_lenient, to_ours
+def convert_to_ours(given: Document[Any]) -> tuple[Document[Any], list[Finding]]:
+    """Return a document in our schema, without what our Caffe does not have, and findings about its format.
 
-    given = parse_lenient(text, path)
-    return Document(
-        given.path, given.text, to_ours(given.message), given.comments, given.offsets, given.newer_forms
-    )
+    An old net with a fork's layer types is upgraded first: our schema has no place for them.
+    """
+    notes: list[Finding] = []
+    if any(name.owner == V1_TYPE for name in given.foreign):
+        given, notes = upgrade_old(given)
+    return replace(given, message=to_ours(given.message)), [note.located(given.where) for note in notes]
 
 
 @file_rule(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.config import Location, write_key
 from caffe_recipes.files import read_bytes
 from caffe_recipes.recipe.graph import model_epochs, total_epochs
@@ -26,8 +27,8 @@ from caffe_recipes.review.lint.inputs import (
     check_mean_sizes,
     check_records,
     check_text,
+    convert_to_ours,
     find_datum,
-    parse_text,
 )
 from caffe_recipes.review.lint.recipe_rules import (
     accept_findings,
@@ -120,7 +121,7 @@ def check_recipe(
         staged_from = str(lmdb_source or train.source or "") if source == train.lmdb else ""
         return find_datum(source, root) or find_datum(staged_from, root)
 
-    documents = {path: parse_text(text, path, dialect) for path, text in texts.items()}
+    documents = {path: convert_to_ours(parse_lenient(text, path))[0] for path, text in texts.items()}
     chain = build_chain(recipe, documents, dialect)
     yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
     yield from check_recipe_values(recipe, locate)

@@ -845,4 +845,4 @@ def solvers_in(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - a m
 
 
 def _is_given(solver: Any, field: str) -> bool:  # noqa: ANN401 - a message of the schema of all Caffes
-    return bool(getattr(solver, field))
+    return bool(getattr(solver, field, None))

@@ -95,8 +95,8 @@ def test_a_multi_phase_solver_is_not_a_file_of_bvlc_s() -> None:
 
 @pytest.mark.parametrize("dialect", list(load_dialects()))
 def test_text_that_no_caffe_reads_is_refused_for_each(dialect: str) -> None:
-    with pytest.raises(PrototxtError, match=r"x.prototxt:2:1: SolverParameter has no field 'gama'"):
-        check_dialect("x.prototxt", "base_lr: 1\ngama: 2", dialect)
+    with pytest.raises(PrototxtError, match=r"x.prototxt:2:8: 'gamma' takes a number, not 'x'"):
+        check_dialect("x.prototxt", "base_lr: 1\ngamma: x", dialect)
 
 
 def test_an_unknown_dialect_is_bad_input() -> None:

@@ -144,7 +144,7 @@ def test_an_unreadable_file_is_a_finding_and_the_rest_is_checked(lint_folder: Li
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("solver_2.prototxt", "layer {"), ("phase_2.prototxt", "# x\nbase_lr: 1\ngama: 2")]
+    ("name", "text"), [("solver_2.prototxt", "layer {"), ("phase_2.prototxt", "# x\nbase_lr: 1\ngamma: x")]
 )
 def test_a_solver_that_cannot_be_read_stops_it(lint_folder: LintFolder, name: str, text: str) -> None:
     with pytest.raises(PrototxtError, match=name):

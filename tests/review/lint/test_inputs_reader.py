@@ -22,12 +22,13 @@ def test_a_byte_order_mark_is_an_error(lint_solvers: LintSolvers, tmp_path: Path
     assert (found.id, found.severity, found.where) == ("byte-order-mark", "error", f"{path}:1:1")
 
 
-def test_a_file_of_another_dialect_is_refused_but_read_on_request(
+def test_fields_of_another_dialect_are_unknown_unless_it_is_given(
     lint_solvers: LintSolvers,
 ) -> None:
     other = {"rampup_interval": 5, "rampup_lr": 0.1}
-    with pytest.raises(PrototxtError, match="no field 'rampup_interval'"):
-        lint_solvers({"a": other})
+    unknown = [one for one in lint_solvers({"a": other}) if one.id == "unknown-field"]
+    assert [one.values["name"] for one in unknown] == [f"SolverParameter.{name}" for name in other]
+    assert unknown[0].write.startswith("it belongs to nvcaffe; here the warm-up is warmup_iter")
     found = lint_solvers({"a": {**other, "solver_mode": None}}, dialect="nvcaffe")
     assert [one.id for one in found if "rampup" in one.what] == ["rates-not-judged"]
     assert "dialect-field" in {one.id for one in lint_solvers({"a": other}, dialect="bvlc")}
