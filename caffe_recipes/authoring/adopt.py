@@ -47,6 +47,7 @@ _NEEDED = ("base_lr", "lr_policy", "max_iter", "snapshot_prefix")
 _DROPPED = {
     "snapshot_format": "a run verifies snapshots of the default format",
     "device_id": "a run's launcher places its ranks",
+    "snapshot_after_train": "a run needs the snapshot of the last iteration",
 }
 
 
@@ -159,8 +160,9 @@ def adopt(
         raise InputError(first.path, "has no classifier layer", "give --classes N")
     recipe, origin = _with_net(values, found, first, classes, home, _given_options(options))
     comments |= {("net",): [origin]}
-    _check_same(recipe, found)
-    return NewRecipe(recipe, write_recipe(recipe, comments), (*found.notes, *notes, f"net: {origin}"))
+    dropped = _check_same(recipe, found)
+    lines = (*found.notes, *notes, *dropped, f"net: {origin}")
+    return NewRecipe(recipe, write_recipe(recipe, comments), lines)
 
 
 def _values(
@@ -292,17 +294,27 @@ def _with_net(
     return recipe, f"read from {Path(first.path).name}; its data layers are replaced by the recipe's"
 
 
-def _check_same(recipe: Recipe, found: Adopted) -> None:
-    """Raise InputError if the recipe generates other files, except for differences that are in the notes."""
+def _check_same(recipe: Recipe, found: Adopted) -> list[str]:
+    """Raise InputError if the recipe generates other files, except for differences that are in the notes.
+
+    Return notes on nets that differ only in values that are the default.
+    """
+    notes = []
     for name, net in found.nets.items():
         made = build_net(recipe, name)
-        if made != net.message:
+        if made == net.message:
+            continue
+        if diff_nets(net.message, made):
             raise _difference_error(net, net.message, made)
+        changes = diff_nets(net.message, made, defaults=True)
+        fields = ", ".join(dict.fromkeys(change.field or change.kind for change in changes))
+        notes.append(f"{Path(net.path).name} is written without values that are the default: {fields}")
     for link, phase in zip(found.links, recipe.phases, strict=True):
         solver = build_solver(recipe, phase)
         given = _as_generated(link, recipe)
         if solver != given:
             raise _difference_error(link.solver, given, solver)
+    return notes
 
 
 def _as_generated(link: Link, recipe: Recipe) -> pb.SolverParameter:

@@ -19,9 +19,11 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, load_document, read_prototxt
 from caffe_recipes.caffe.text.writer import float_text
+from caffe_recipes.caffe.upgrade import upgrade_solver
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import Transformation
+from caffe_recipes.recipe.model import SolverSettings, Transformation
 from caffe_recipes.render.prototxts import OTHER_READERS
+from caffe_recipes.review.diff.forms import normalize_all
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (
@@ -31,6 +33,7 @@ from caffe_recipes.review.lint.inputs import (
     find_training,
     is_solver,
     net_field,
+    upgrade_if_old,
 )
 from caffe_recipes.review.lint.recipe_rules import find_epoch_size
 from caffe_recipes.review.lint.scripts import Script, load_script
@@ -77,14 +80,18 @@ def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None)
     Raises InputError or PrototxtError for a folder without solvers, for solvers in unknown order, for a net
     that is not found, and for a start of a phase that a recipe cannot express.
     """
-    solvers = _load_solvers(target)
+    solvers, notes = _as_recipe_solvers(_load_solvers(target))
     folder = target if target.is_dir() else target.parent
     script = load_script(script_file, MOST_BYTES) if script_file else find_script(folder, solvers)
-    ordered, notes = _order(folder, solvers, script, is_given=script_file is not None)
+    ordered, order_notes = _order(folder, solvers, script, is_given=script_file is not None)
+    notes += order_notes
     nets: dict[str, Net] = {}
     links = []
     for solver in ordered:
         net = _load_net(solver, caffe_root)
+        if net.message.layers:
+            notes.append(f"{Path(net.path).name} is in the old format: upgraded, as Caffe does")
+            net = upgrade_if_old(net)
         name = Path(net.path).stem
         if nets.setdefault(name, net).path != net.path:
             where, other = solver.where("net"), nets[name].path
@@ -133,6 +140,38 @@ def _load_solvers(target: Path) -> list[Solver]:
     return solvers
 
 
+def _as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[str]]:
+    """Return solvers of equal meaning that a recipe can express, and notes on what changes.
+
+    A net that is named for training and for tests is named once; an old `solver_type` becomes `type`; fields
+    that recipes lack are left out if they have their default; a snapshot_prefix that is a folder gets a name.
+    """
+    found, notes = [], []
+    for solver in solvers:
+        file = Path(solver.path).name
+        message = upgrade_solver(solver.message).message
+        changed = [] if message == solver.message else ["solver_type is now type"]
+        normalize_all(message)
+        if message.HasField("net") and not solver.message.HasField("net"):
+            changed.append("names its net in `net`, not in train_net and test_net")
+        for field, value in message.ListFields():
+            if field.name in _SOLVER_KEYS or field.is_repeated or field.message_type:
+                continue
+            if value == field.default_value:
+                message.ClearField(field.name)
+                changed.append(f"drops {field.name}, which has its default")
+        if message.snapshot_prefix.endswith("/"):
+            message.snapshot_prefix += phase_name(solver.path)
+            changed.append(f"writes its snapshots to {message.snapshot_prefix}, not to a file without a name")
+        found.append(replace(solver, message=message))
+        notes += [f"{file} {change}" for change in changed]
+    return found, notes
+
+
+# The fields that recipes write or drop, whatever their value.
+_SOLVER_KEYS = {*SolverSettings.model_fields, "net", "train_net", "snapshot_prefix"}
+
+
 def _order(
     folder: Path, solvers: Sequence[Solver], script: Script, *, is_given: bool
 ) -> tuple[list[Solver], list[str]]:
@@ -167,8 +206,6 @@ def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
         raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
     with hiding_foreign_text(place.file, solver.path, caffe_root):
         net: Net = load_document(place.file, pb.NetParameter)
-    if net.message.layers:
-        raise InputError(net.path, "has layers in the old format", "run `caffe-recipes upgrade` on it first")
     return net
 
 

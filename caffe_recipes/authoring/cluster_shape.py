@@ -135,7 +135,7 @@ def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str,
     node, notes = profile.node, [f"The nodes are those of the profile {profile.name}.", threads_note]
     if profile.kmp_affinity:
         values["kmp_affinity"] = profile.kmp_affinity
-    if profile.mlsl and profile.mlsl.num_servers:
+    if profile.mlsl and profile.mlsl.num_servers is not None:
         values["mlsl"] = profile.mlsl.model_dump(exclude_defaults=True)
     pairs = (
         ("sockets_per_node", node.sockets),

@@ -101,7 +101,7 @@ class Node(Value):
 class MlslDefaults(Value):
     """Intel MLSL's communication servers, and the cores they are pinned to."""
 
-    num_servers: Count | None = None
+    num_servers: CountOrZero | None = None
     server_affinity: tuple[CountOrZero, ...] = ()
 
 

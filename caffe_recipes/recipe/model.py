@@ -319,7 +319,7 @@ class Data(Transformation):
 class Mlsl(Value):
     """Intel MLSL's communication servers."""
 
-    num_servers: Count = Field(description="number of servers per rank")
+    num_servers: CountOrZero = Field(description="number of servers per rank; 0: none")
     server_affinity: tuple[CountOrZero, ...] = Field(
         (), description="the cores that they run on; default: MLSL's choice"
     )

@@ -15,11 +15,12 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layers import data
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions
-from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt, render_prototxt
+from caffe_recipes.caffe.prototxt import load_document, parse_prototxt, render_prototxt
 from caffe_recipes.caffe.rates import POLICIES, check_rates, key_iters, lr_at
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.caffe.text.comments import Comment
-from caffe_recipes.errors import RecipeError
+from caffe_recipes.caffe.upgrade import upgrade_net
+from caffe_recipes.errors import PrototxtError, RecipeError
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter
 from caffe_recipes.recipe.model import NetVariant, Phase, RandomAspectRatio, Recipe
 from caffe_recipes.render.headers import above_net, above_solver, beside_fields, header_line, shared_lines
@@ -176,11 +177,17 @@ def _aspect_ratio(ratio: RandomAspectRatio | None) -> dict[str, FieldValue] | No
 def load_own_net(recipe: Recipe) -> pb.NetParameter:
     """Return the net from `net.prototxt`, or from calling `net.function` with the recipe's Net.
 
+    A prototxt with layers of the old format is upgraded, as Caffe does.
+
     Raises PrototxtError for text that does not parse, and RecipeError for a function that cannot be found, is
     not allowed to run, fails, or returns neither a NetParameter nor its text.
     """
     if recipe.net.prototxt is not None:
-        return load_prototxt(recipe.folder / recipe.net.prototxt, pb.NetParameter)
+        document = load_document(recipe.folder / recipe.net.prototxt, pb.NetParameter)
+        try:
+            return upgrade_net(document.message).message if document.message.layers else document.message
+        except PrototxtError as error:
+            raise error.reworded(where=document.where(error.where)) from None
     name = recipe.net.function or ""
     where = f"{recipe.name}: net.function {name}"
     made = call_beside(recipe.folder, name, recipe.net, where)

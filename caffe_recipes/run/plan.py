@@ -78,5 +78,7 @@ def plan_launch(
 def find_servers(recipe: AnyRecipe, profile: Profile) -> tuple[int | None, tuple[int, ...]]:
     """Return the number of MLSL servers per rank and their cores. The recipe overrides the profile."""
     given = [mlsl for mlsl in (recipe.cluster.mlsl, profile.mlsl) if mlsl]
-    number = next((mlsl.num_servers for mlsl in given if mlsl.num_servers), None)
+    number = next((mlsl.num_servers for mlsl in given if mlsl.num_servers is not None), None)
+    if number == 0:
+        return 0, ()
     return number, next((mlsl.server_affinity for mlsl in given if mlsl.server_affinity), ())

@@ -55,7 +55,7 @@ REFUSED = [
         "solver_cyc1",
         'net: "models/small/train_val.prototxt"',
         'train_net: "a"',
-        "train_net: the solvers of a recipe name",
+        "net: a not found, neither in the current folder",
     ),
     (
         "solver_cyc1",
@@ -151,6 +151,102 @@ def change(file: Path, before: str, after: str) -> None:
     text = file.read_text()
     assert before in text
     file.write_text(text.replace(before, after, 1))
+
+
+# One solver and its net, which the tests below write in other ways of the same meaning.
+ALONE = """net: "net.prototxt"
+test_iter: 6
+test_interval: 100
+base_lr: 0.05
+lr_policy: "fixed"
+max_iter: 400
+snapshot: 100
+snapshot_prefix: "s"
+"""
+NET = """layer { name: "d" type: "Data" top: "data" top: "label" include { phase: TRAIN }
+  transform_param { scale: 0.5 } data_param { source: "train" batch_size: 8 backend: LMDB } }
+layer { name: "d" type: "Data" top: "data" top: "label" include { phase: TEST }
+  transform_param { scale: 0.5 } data_param { source: "test" batch_size: 10 backend: LMDB } }
+layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc"
+  inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }
+"""
+OLD_NET = (
+    NET.replace("layer {", "layers {")
+    .replace('"Data"', "DATA")
+    .replace('"InnerProduct"', "INNER_PRODUCT")
+    .replace('"SoftmaxWithLoss"', "SOFTMAX_LOSS")
+)
+
+
+@pytest.mark.parametrize(
+    ("solver", "net", "note"),
+    [
+        (
+            'train_net: "net.prototxt" test_net: "net.prototxt"',
+            NET,
+            "solver.prototxt names its net in `net`, not in train_net and test_net",
+        ),
+        ('net: "net.prototxt" solver_type: NESTEROV', NET, "solver.prototxt solver_type is now type"),
+        (
+            'net: "net.prototxt" debug_info: false test_compute_loss: false',
+            NET,
+            "solver.prototxt drops debug_info, which has its default",
+        ),
+        (
+            'net: "net.prototxt" snapshot_after_train: true',
+            NET,
+            "solver.prototxt drops snapshot_after_train, which has its default",
+        ),
+        (
+            'net: "net.prototxt" snapshot_after_train: false',
+            NET,
+            "main drops snapshot_after_train: a run needs the snapshot of the last iteration",
+        ),
+        ('net: "net.prototxt"', OLD_NET, "net.prototxt is in the old format: upgraded, as Caffe does"),
+        (
+            'net: "net.prototxt"',
+            NET.replace("backend: LMDB", "backend: LMDB shuffle: false"),
+            "net.prototxt is written without values that are the default: data_param.shuffle",
+        ),
+        (
+            'net: "net.prototxt" snapshot_prefix: "out/"',
+            NET,
+            "solver.prototxt writes its snapshots to out/main, not to a file without a name",
+        ),
+    ],
+)
+def test_what_means_the_same_is_adopted_and_reported(
+    tmp_path: Path, solver: str, net: str, note: str
+) -> None:
+    text = ALONE.replace('net: "net.prototxt"', solver)
+    (tmp_path / "solver.prototxt").write_text(
+        text.replace('snapshot_prefix: "s"\n', "") if "snapshot_prefix" in solver else text
+    )
+    (tmp_path / "net.prototxt").write_text(net)
+    made = adopt(tmp_path / "solver.prototxt", AdoptOptions(images=80), home=tmp_path)
+    assert note in made.notes
+    plain = parse_prototxt(ALONE.replace("net.proto", "./net.proto"), pb.SolverParameter)
+    if "NESTEROV" in solver:
+        plain.type = "Nesterov"
+    if "out/" in solver:
+        plain.snapshot_prefix = "out/main"
+    files = generated(made, tmp_path)
+    assert files["net.prototxt"] == parse_prototxt(NET, pb.NetParameter)
+    assert [message for name, message in files.items() if name != "net.prototxt"] == [plain]
+
+
+def test_no_servers_of_mlsl_are_adopted(small: Path) -> None:
+    script = small / "README.md"
+    script.write_text(
+        "    export MLSL_NUM_SERVERS=0\n"
+        "    mpirun -n 8 -ppn 2 ./caffe train --solver=models/small/solver_init.prototxt\n"
+    )
+    made = adopt(small, AdoptOptions(images=1438), script=script)
+    assert made.recipe.cluster.mlsl is not None
+    assert made.recipe.cluster.mlsl.num_servers == 0
+    run = generate(made.recipe)[f"jobs/{made.recipe.name}/run.sh"]
+    assert "MLSL_NUM_SERVERS 0" in run or "MLSL_NUM_SERVERS=0" in run
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not beside this checkout")

@@ -11,6 +11,7 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
+from caffe_recipes.caffe.upgrade import V1_TYPES
 from caffe_recipes.errors import CaffeRecipesError, PrototxtError, RecipeError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.own_code import allowing_code
@@ -191,10 +192,18 @@ def test_a_net_of_data_layers_alone_is_refused(make_recipe: MakeRecipe, tmp_path
         build_net(with_prototxt(make_recipe, tmp_path, DATA), "train_val")
 
 
-def test_layers_of_the_old_format_are_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = with_prototxt(make_recipe, tmp_path, 'layers { name: "r" type: RELU }')
-    with pytest.raises(PrototxtError, match="caffe-recipes upgrade"):
-        build_net(recipe, "train_val")
+def test_layers_of_the_old_format_are_upgraded_as_caffe_does(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    rest = "".join(line for line in REST.splitlines(True) if "MyOwn" not in line)  # not a type of old nets
+    old = (DATA + rest).replace("layer {", "layers {")
+    for word, current in V1_TYPES.items():
+        old = old.replace(f'type: "{current}"', f"type: {word}")
+    built = [
+        build_net(with_prototxt(make_recipe, tmp_path, text), "train_val") for text in (old, DATA + rest)
+    ]
+    assert built[0] == built[1]
+    both = with_prototxt(make_recipe, tmp_path, old + REST)
+    with pytest.raises(PrototxtError, match=r"mine\.prototxt:\d+:\d+: the net has both `layers` and `layer`"):
+        build_net(both, "train_val")
 
 
 def test_a_bottom_that_nothing_makes_is_named(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -411,6 +411,8 @@ def describe_shape(shape: Cluster | Shape) -> str:
 def _describe_servers(mlsl: Mlsl | None) -> str:
     if mlsl is None:
         return ""
+    if not mlsl.num_servers:
+        return "no servers"
     cores = ", ".join(map(str, mlsl.server_affinity)) or "chosen by MLSL"
     return f"{describe_count(mlsl.num_servers, 'server')} per rank, on cores {cores}"
 
