@@ -209,6 +209,7 @@ class Document(Generic[M]):
     offsets: Mapping[str, int]
     newer_forms: tuple[NewerForm, ...] = ()  # those that a Caffe built with an old protobuf cannot read
     foreign: tuple[ForeignName, ...] = ()  # names that our Caffe does not have; see `dialects/schema.py`
+    given: Message | None = None  # the message with all fields of another dialect, which `message` lacks
 
     def where(self, field: str = "") -> str:
         """Return `file:line:column` of a field, or of the nearest block that contains it in the text."""

@@ -5,6 +5,8 @@ There are rules for layers that rearrange, join, split or reduce their bottoms; 
 layers that slide windows over their bottoms; and for data layers, whose shapes come from the layer and the
 first record of its LMDB.
 
+A layer may be of the schema of all Caffes: fields that only another Caffe has are read with `getattr`.
+
 An unknown dimension (such as the channels of an LMDB that is not on this machine) is None and fits any other.
 A sequence is a blob of steps x streams x features; the second bottom of a recurrent layer is its continuation
 blob of steps x streams, which is 0 where a new sequence starts.
@@ -50,15 +52,18 @@ def conv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int = 1) 
     return span // stride + 1
 
 
-def pool_size(size: Dim, kernel: int, stride: int, pad: int) -> Dim:
+def pool_size(size: Dim, kernel: int, stride: int, pad: int, *, is_floor: bool = False) -> Dim:
     """Return the output size of pooling along one axis: rounded up, but no window starts beyond the input.
+
+    `is_floor` is BVLC's `round_mode: FLOOR`.
 
     >>> pool_size(112, kernel=3, stride=2, pad=0), pool_size(112, kernel=3, stride=2, pad=1)
     (56, 57)
     """
     if size is None:
         return None
-    count = -(-(size + 2 * pad - kernel) // stride) + 1
+    span = size + 2 * pad - kernel
+    count = (span // stride if is_floor else -(-span // stride)) + 1
     if count < 1:  # a window slightly larger than its padded input is clipped
         raise MisfitError(f"has kernel_size {kernel}, larger than its padded input")
     return count - 1 if (count - 1) * stride >= size + pad else count
@@ -106,11 +111,17 @@ def canonical_axis(shape: Shape, axis: int) -> int:
 
 
 def concat(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Join bottoms along one axis."""
+    """Join bottoms along one axis; Intel's `per_fla_fuse` flattens them after the batch first.
+
+    Source: Intel Caffe, src/caffe/layers/mkldnn_concat_layer.cpp.
+    """
     param = layer.concat_param
     axis = canonical_axis(bottoms[0], param.concat_dim if param.HasField("concat_dim") else param.axis)
     if len({len(shape) for shape in bottoms}) > 1:
         raise MisfitError("needs bottoms with the same number of axes")
+    if axis == 1 and getattr(param, "per_fla_fuse", False):
+        ones = [1] * (len(bottoms[0]) - 2)
+        bottoms = [(shape[0], product(shape[1:]), *ones) for shape in bottoms]
     rest = merge([(*shape[:axis], 0, *shape[axis + 1 :]) for shape in bottoms])
     sizes = [shape[axis] for shape in bottoms]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
@@ -148,8 +159,18 @@ def flatten(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def reshape(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Change the sizes of axes; 0 keeps a size, and -1 computes it from the others."""
+    """Change the sizes of axes; 0 keeps a size, and -1 computes it from the others.
+
+    Intel's `pixelshuffler: r` moves r x r channels to each pixel instead (Intel Caffe, reshape_layer.cpp).
+    """
     param, bottom = layer.reshape_param, bottoms[0]
+    factor = getattr(param, "pixelshuffler", 1)
+    if factor != 1:
+        if len(bottom) != 4 or factor < 1 or (bottom[1] or 0) % factor**2:
+            raise MisfitError(f"cannot be shuffled by pixelshuffler {factor}")
+        channels, *sides = bottom[1:]
+        shuffled = [None if side is None else side * factor for side in sides]
+        return [(bottom[0], None if channels is None else channels // factor**2, *shuffled)], []
     start = param.axis if param.axis >= 0 else len(bottom) + param.axis + 1
     end = len(bottom) if param.num_axes == -1 else start + param.num_axes
     if not 0 <= start <= end <= len(bottom):
@@ -327,7 +348,7 @@ def per_axis(
     if param.HasField(f"{stem}_h") or param.HasField(f"{stem}_w"):
         values = [getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")]
     else:
-        values = list(getattr(param, field)) or [default]
+        values = list(getattr(param, field)) or list(getattr(param, f"{field}_3d", ())) or [default]
     if len(values) == 1:
         values *= axes
     if len(values) != axes:
@@ -341,7 +362,8 @@ def _windows(
     param: pb.ConvolutionParameter | pb.PoolingParameter, axes: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return the kernel size, stride and pad per axis."""
-    if axes and not (param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")):
+    given = param.kernel_size or getattr(param, "kernel_size_3d", None)
+    if axes and not (given or param.HasField("kernel_h") or param.HasField("kernel_w")):
         raise MisfitError("has no kernel_size")
     kernel = per_axis(param, "kernel_size", axes, 1)
     return kernel, per_axis(param, "stride", axes, 1), per_axis(param, "pad", axes, 0)
@@ -403,8 +425,8 @@ def pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
         for width, around in zip(kernel, pad, strict=True):
             if around >= width:
                 raise MisfitError(f"has pad {around}, not smaller than its kernel_size {width}")
-        size_of = conv_size if rounds_down(param) else pool_size
-        pooled = [size_of(*of) for of in zip(size, kernel, stride, pad, strict=True)]
+        is_floor = rounds_down(param)
+        pooled = [pool_size(*of, is_floor=is_floor) for of in zip(size, kernel, stride, pad, strict=True)]
     return [(*bottom[: channel + 1], *pooled)] * (2 if param.pool == param.MAX else 1), []
 
 
@@ -496,9 +518,20 @@ def _inner_product(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def _batch_norm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Keep the shape; the blobs are the sum of means, the sum of variances, and the running factor."""
+    """Keep the shape; the blobs are the sum of means, the sum of variances, and the running factor.
+
+    NVIDIA's has two more with `scale_bias` or a filler: scale and shift (its batch_norm_layer.cpp).
+    """
     channels = bottoms[0][canonical_axis(bottoms[0], 1)]  # with one axis, Caffe aborts when it reshapes
-    return [bottoms[0]], [(channels,), (channels,), (1,)]
+    return [bottoms[0]], [(channels,), (channels,), (1,), *[(channels,)] * 2 * has_own_scale(layer)]
+
+
+def has_own_scale(layer: pb.LayerParameter) -> bool:
+    """Return whether a BatchNorm of NVIDIA's Caffe scales and shifts by itself, without a Scale layer."""
+    param = layer.batch_norm_param
+    if not hasattr(param, "scale_bias"):  # bias_filler alone is Intel's, whose plain engine ignores it
+        return False
+    return param.scale_bias or param.HasField("scale_filler") or param.HasField("bias_filler")
 
 
 def _operand(param: pb.ScaleParameter | pb.BiasParameter, bottoms: Shapes) -> Shape:
@@ -753,6 +786,8 @@ def _batch_shapes(layer: pb.LayerParameter, batch_size: int, image: Image) -> Se
         channels = len(transform.mean_value)
     height = transform.crop_size or transform.crop_h or transform.resize_param.height or height
     width = transform.crop_size or transform.crop_w or transform.resize_param.width or width
+    around = 2 * getattr(transform, "pad", 0)  # Intel's, for a border around the crop
+    height, width = (side and side + around for side in (height, width))
     return [(batch_size, channels, height, width), (batch_size,)]
 
 

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from typing import overload
 
 from caffe_recipes.caffe.dialects import OURS, Dialect, find_dialect
-from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, DialectDifference, check_message
+from caffe_recipes.caffe.dialects.check import (
+    BATCH_SIZE,
+    DIFFERENCE_RULES,
+    DialectDifference,
+    check_message,
+)
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.translate import Part, find_inexact, refusal, translate
 from caffe_recipes.render.prototxts import build_net, build_solver
@@ -68,7 +73,12 @@ def _in_nets(recipe: Recipe, judge: Dialect) -> Iterator[Part]:
 
 
 def _grave(differences: list[DialectDifference]) -> list[DialectDifference]:
-    return [difference for difference in differences if DIFFERENCE_RULES[difference.rule].severity != "note"]
+    # A recipe starts one process for each rank, so no process has several GPUs to divide a batch among.
+    return [
+        difference
+        for difference in differences
+        if DIFFERENCE_RULES[difference.rule].severity != "note" and difference.name != BATCH_SIZE
+    ]
 
 
 def _origin(recipe: Recipe) -> str:

@@ -3,7 +3,8 @@
 The message may be of our schema, or of the schema of all Caffes (`schema.py`). If the document that it was
 read from is given, its text is checked too: lists, and enum values that are given by number.
 
-Sources: `dialects.json` for the defaults; nvcaffe's `batch_norm_layer.cpp` for its running statistics.
+Sources: `dialects.json` for the defaults; nvcaffe's `batch_norm_layer.cpp` for its running statistics, and
+its `parallel.cpp` for batch_size.
 """
 
 from __future__ import annotations
@@ -51,12 +52,36 @@ class MeaningDifference:
     texts: tuple[str, str, str]
 
 
+# The name of the difference in batch_size, in whichever block it stands.
+BATCH_SIZE = "batch_size"
+
+
 def _is_true(message: Message, field: str) -> bool:
     """Return whether a field is set and true; it need not exist in the message's schema."""
     return bool(getattr(message, field, False))
 
 
+# The Caffe that divides batch_size by its number of GPUs, and the data layers' blocks in which it does.
+BATCH_DIVIDING = ("nvcaffe",)
+_DIVIDED_BLOCKS = ("Data", "HDF5Data", "ImageData", "MemoryData", "WindowData")
+
 MEANING_DIFFERENCES = (
+    *(
+        MeaningDifference(
+            "nvcaffe",
+            f"{block}Parameter",
+            "batch_size",
+            "dialect-meaning",
+            BATCH_SIZE,
+            lambda data: _is_true(data, "batch_size"),
+            (
+                "nvcaffe's batch_size is that of all GPUs of a host; SURFsara's is that of one process",
+                "each GPU gets batch_size / GPUs images, and BatchNorm normalizes over those only",
+                "multiply batch_size by the number of GPUs that one process uses (-gpu)",
+            ),
+        )
+        for block in _DIVIDED_BLOCKS
+    ),
     MeaningDifference(
         "nvcaffe",
         "SolverParameter",

@@ -141,7 +141,7 @@ def foreign_values(message: Message, prefix: str = "") -> Iterator[tuple[str, st
 
 
 # Fields of other dialects that change the shape of a layer's output in a way that is not computed here.
-_RESHAPING = frozenset(("kernel_size_3d", "pad_3d", "pixelshuffler", "stride_3d", "torch_pooling"))
+_RESHAPING = frozenset(("torch_pooling",))
 _ROUNDING = "ceil_mode"
 
 

@@ -188,7 +188,10 @@ def read_links(document: Document[Any], name: str) -> list[Link]:
     one.
     """
     if isinstance(document.message, pb.SolverParameter):
-        return [Link(name, document, None, max(document.message.max_iter, 0))]
+        # BVLC's solvers may name the weights that they start from.
+        link = Link(name, document, None, max(document.message.max_iter, 0))
+        own = getattr(document.given, "weights", None)
+        return [replace(link, weights=own[-1], weights_where=document.where("weights[0]")) if own else link]
     links: list[Link] = []
     several = isinstance(document.message, pb.MultiPhaseSolverParameter)
     for index, pair in enumerate(document.message.params_pair if several else ()):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, Any
@@ -106,7 +107,6 @@ _FILE_CHECKS: tuple[Callable[[NetView], Iterator[Finding]], ...] = (
 _PHASE_CHECKS: tuple[Callable[[PhaseNet], Iterator[Finding]], ...] = (
     wiring_rules.check_blobs,
     wiring_rules.check_learned,
-    weight_rules.check_learning,
     data_rules.check_test_transforms,
     weight_rules.check_zero_weights,
 )
@@ -127,7 +127,7 @@ def check_net(
     old: list[Finding] = []
     if document.message.layers:
         document, old = upgrade_old(document)
-    found = [*old, *_check_layers(document.message, classes, datum_of, load_dialects()[dialect])]
+    found = [*old, *_check_layers(document, classes, datum_of, load_dialects()[dialect])]
     once: dict[tuple[str, ...], Finding] = {}
     for one in found:
         of_place = one.id in _ONCE_PER_PLACE and one.where
@@ -142,9 +142,11 @@ def _finding_order(found: Finding) -> tuple[int, int]:
 
 
 def _check_layers(
-    net: pb.NetParameter, classes: int | None, datum_of: DatumOf, dialect: Dialect
+    document: Document[pb.NetParameter], classes: int | None, datum_of: DatumOf, dialect: Dialect
 ) -> Iterator[Finding]:
-    inferred = [wiring_rules.infer_phase(phase, datum_of) for phase in select_phases(net)]
+    net = document.message
+    phases = [replace(phase, given=document.given) for phase in select_phases(net)]
+    inferred = [wiring_rules.infer_phase(phase, datum_of) for phase in phases]
     view = NetView(net, tuple(phase for phase, _ in inferred), classes, datum_of, dialect)
     for check in _FILE_CHECKS:
         yield from check(view)
@@ -153,6 +155,7 @@ def _check_layers(
         yield from data_rules.check_labels(view, phase)
         yield from data_rules.check_train_data(view, phase)
         yield from weight_rules.check_norms(view, phase)
+        yield from weight_rules.check_learning(view, phase)
         for check_phase in _PHASE_CHECKS:
             yield from check_phase(phase)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.files import open_file, read_bytes
@@ -163,7 +164,7 @@ def _load_found(path: Path, max_bytes: int) -> Document[Any]:
     with hiding_foreign_text(path, path):
         document = load_lenient(path, max_bytes)
         refuse_foreign_names(document, path)
-        return convert_to_ours(document)[0]
+        return convert_to_ours(document, OURS)[0]
 
 
 def _group_prototxts(folder: Path) -> dict[Path, list[Path]]:

@@ -64,6 +64,8 @@ from caffe_recipes.review.naming import (
 )
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from caffe_recipes.review.lint.chain import (
         Net,
         Solver,
@@ -93,7 +95,8 @@ def net_field(solver: pb.SolverParameter) -> str:
 
 def inline_net(solver: Solver, field: str) -> Net:
     """Return the net inside a solver's file, with its places in that file."""
-    return sub_document(solver, field, _field_value(solver.message, field))
+    given = None if solver.given is None else _field_value(solver.given, field)
+    return replace(sub_document(solver, field, _field_value(solver.message, field)), given=given)
 
 
 @path_rule(
@@ -150,7 +153,7 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) ->
     return NetPlace(beside_file, findings)
 
 
-def _field_value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
+def _field_value(solver: Message, field: str) -> Any:  # noqa: ANN401
     """Return the value of a field, or of an element of a list, such as `test_net[0]`."""
     name, _, index = field.partition("[")
     value = getattr(solver, name)
@@ -414,7 +417,7 @@ class Reader:
         if named_by:
             refuse_foreign_names(given, named_by, self.options.caffe_root)
         self.findings.extend(check_foreign(given, self.options.dialect))
-        document, notes = convert_to_ours(given)
+        document, notes = convert_to_ours(given, self.options.dialect)
         self.findings.extend(notes)
         self.findings.extend(check_text(text, path, self.options.dialect))
         self.findings.extend(check_newer_text(document))
@@ -427,15 +430,18 @@ class Reader:
         return document
 
 
-def convert_to_ours(given: Document[Any]) -> tuple[Document[Any], list[Finding]]:
+def convert_to_ours(given: Document[Any], dialect: str) -> tuple[Document[Any], list[Finding]]:
     """Return a document in our schema, without what our Caffe does not have, and findings about its format.
 
-    An old net with a fork's layer types is upgraded first: our schema has no place for them.
+    An old net with a fork's layer types is upgraded first: our schema has no place for them. For another
+    dialect than ours, the document keeps the message with all fields, by which its rules judge.
     """
     notes: list[Finding] = []
     if any(name.owner == V1_TYPE for name in given.foreign):
         given, notes = upgrade_old(given)
-    return replace(given, message=to_ours(given.message)), [note.located(given.where) for note in notes]
+    whole = None if dialect == OURS else given.message
+    document = replace(given, message=to_ours(given.message), given=whole)
+    return document, [note.located(given.where) for note in notes]
 
 
 @file_rule(
@@ -680,12 +686,12 @@ def apply_command(link: Link, training: TrainCommand | None, ranks: int | None =
 
     A phase from a file of several solvers is unchanged too: it starts from the previous phase.
     """
-    if training is None or link.weights is not None:
+    if training is None or (link.part and link.weights is not None):
         return link
     return replace(
         link,
         last_iter=training.stop_iter or link.last_iter,
-        weights=training.weights,
+        weights=training.weights or link.weights or training.weights,
         weights_where=training.where,
         resumes=training.snapshot,
         ranks=None if ranks else training.ranks,

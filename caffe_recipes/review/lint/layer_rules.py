@@ -529,7 +529,10 @@ def _is_train_only(layer: pb.LayerParameter) -> bool:
     write="add a loss, such as SoftmaxWithLoss",
 )
 def _check_loss(train: PhaseNet) -> Iterator[Finding]:
-    if any(map(is_loss, train.layers)):
+    # Data layers alone are a part of a net, and a net with quantized layers is only tested.
+    is_part = not any(layer.bottom for layer in train.layers)
+    is_tested = any(layer.HasField("quantization_param") for layer in train.layers)
+    if is_part or is_tested or any(map(is_loss, train.layers)):
         return
     for i, layer in enumerate(train.layers):
         if _is_train_only(layer) and not layer.bottom:

@@ -27,6 +27,8 @@ from caffe_recipes.review.lint.rules import finding, rule
 from caffe_recipes.wording import plural
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from caffe_recipes.caffe.dialects import Dialect
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.caffe.shape_rules import Shape
@@ -71,6 +73,7 @@ class PhaseNet:
     """The layers of one phase, in order; `indexes` are their positions in the file.
 
     `shapes` holds the inferred shapes of each layer, None if unknown. It is empty before inference.
+    `given` is the net with the fields that only its dialect has; None if it was read as a net of ours.
     """
 
     net: pb.NetParameter
@@ -79,6 +82,7 @@ class PhaseNet:
     indexes: tuple[int, ...]
     layers: tuple[pb.LayerParameter, ...]
     shapes: tuple[LayerShapes | None, ...] = ()
+    given: Message | None = None
 
     @cached_property
     def flow(self) -> Flow:
@@ -101,6 +105,10 @@ class PhaseNet:
     def is_fed_by_code(self) -> bool:
         """Whether the caller's code feeds the data, as in a deploy net. Unread tops are then outputs."""
         return not any(layer.type in READERS or layer.type == "Python" for layer in self.layers)
+
+    def given_layer(self, layer: int) -> Any:  # noqa: ANN401 - a message of the schema of all Caffes
+        """Return a layer with the fields that only its dialect has, to be read with `getattr`."""
+        return getattr(self.given, "layer", self.net.layer)[self.indexes[layer]]
 
     def where(self, layer: int, field: str) -> str:
         """Return the path, in the file, of a field of one of the layers."""
@@ -398,7 +406,7 @@ _BLOCK_TYPES = {
     "argmax_param": "ArgMax",
     "batch_norm_param": "BatchNorm MKLBatchNorm",
     "convolution_param": "Convolution Deconvolution Im2col",
-    "data_param": "AnnotatedData Data VideoData",
+    "data_param": "AnnotatedData BoxData Data VideoData",
     "dropout_param": "Dropout SpatialDropout",
     "infogain_loss_param": "InfogainLoss",
     "loss_param": "MultiBoxLoss SmoothL1LossOHEM SoftmaxWithLoss SoftmaxWithLossOHEM",
@@ -407,7 +415,9 @@ _BLOCK_TYPES = {
     "sigmoid_param": "Sigmoid SigmoidCrossEntropyLoss",
     "smooth_l1_loss_param": "SmoothL1Loss SmoothL1LossOHEM",
     "softmax_param": "InfogainLoss Softmax SoftmaxWithLoss SoftmaxWithLossOHEM",
-    "transform_param": " ".join(sorted(set(SOURCE_BLOCKS) - {"HDF5Data"})),
+    "transform_param": " ".join(
+        sorted({*SOURCE_BLOCKS, "BoxData", "DetectNetTransformation", "DetectionOutput"} - {"HDF5Data"})
+    ),
 }
 
 # Types that read `loss_param` in BVLC's and NVIDIA's Caffe, but not in Intel's.
@@ -425,11 +435,9 @@ def readers_of(block: str, types: Iterable[str]) -> frozenset[str] | None:
         return None
     if block in _BLOCK_TYPES:
         readers = frozenset(_BLOCK_TYPES[block].split())
-        return (
-            readers | _BVLC_LOSS_READERS
-            if block == "loss_param" and _INTEL_ONLY_TYPE not in types
-            else readers
-        )
+        if block == "loss_param" and _INTEL_ONLY_TYPE not in types:
+            readers |= _BVLC_LOSS_READERS
+        return readers.intersection(types) or None
     stem = block.removesuffix("_param").replace("_", "")
     return frozenset(name for name in types if name.lower() == stem) or None
 
@@ -485,14 +493,14 @@ def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetPar
         net = upgrade_net(document.message).message
     except PrototxtError as error:
         refused = finding("upgrade-refused", error.where, error.what, write=error.hint)
-        return dataclasses.replace(document, message=pb.NetParameter(input=["data"])), [refused]
+        return dataclasses.replace(document, message=pb.NetParameter(input=["data"]), given=None), [refused]
     now = {index: new for new, index in enumerate(_old_indexes(net.layer, old)) if index is not None}
     offsets = dict(document.offsets)
     for path, offset in document.offsets.items():
         given = _OLD_LAYER.match(path)
         if given and int(given[1]) in now:
             offsets[f"layer[{now[int(given[1])]}]{path[given.end() :]}"] = offset
-    return dataclasses.replace(document, message=net, offsets=offsets), [note]
+    return dataclasses.replace(document, message=net, offsets=offsets, given=None), [note]
 
 
 def _old_indexes(layers: Sequence[pb.LayerParameter], old: Sequence[pb.V1LayerParameter]) -> list[int | None]:

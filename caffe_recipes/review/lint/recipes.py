@@ -121,7 +121,7 @@ def check_recipe(
         staged_from = str(lmdb_source or train.source or "") if source == train.lmdb else ""
         return find_datum(source, root) or find_datum(staged_from, root)
 
-    documents = {path: convert_to_ours(parse_lenient(text, path))[0] for path, text in texts.items()}
+    documents = {path: convert_to_ours(parse_lenient(text, path), dialect)[0] for path, text in texts.items()}
     chain = build_chain(recipe, documents, dialect)
     yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
     yield from check_recipe_values(recipe, locate)

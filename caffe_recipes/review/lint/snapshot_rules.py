@@ -44,7 +44,8 @@ def check_snapshots(chain: Chain) -> Iterator[Finding]:
     used = {start.index for link, start in starts if start is not None and (link.weights or link.resumes)}
     for index, link in enumerate(chain.links):
         is_last = index == len(chain.links) - 1
-        yield from _check_final_snapshot(link, is_needed=is_last or index not in used)
+        is_alone = len(chain.links) == 1
+        yield from _check_final_snapshot(link, is_needed=is_last or index not in used, is_alone=is_alone)
         yield from _check_collisions(chain.links[:index], link)
         if link.resumes:
             yield from _check_resume(chain.links[: index + 1], link)
@@ -59,16 +60,27 @@ def check_snapshots(chain: Chain) -> Iterator[Finding]:
     what="snapshot_after_train is false, and no snapshot is written at max_iter {max_iter}: {last}",
     write="snapshot_after_train: true, or a `snapshot` that divides {max_iter}",
 )
-def _check_final_snapshot(link: Link, *, is_needed: bool) -> Iterator[Finding]:
+@start_rule(
+    "no-snapshot",
+    "warning",
+    "a single solver for another Caffe (--dialect) that never writes a snapshot",
+    what="snapshot_after_train is false, and no snapshot is written up to max_iter {max_iter}: {last}",
+    write="snapshot_after_train: true, unless only the log is wanted",
+)
+def _check_final_snapshot(link: Link, *, is_needed: bool, is_alone: bool) -> Iterator[Finding]:
     solver = link.solver.message
     fired = planned_snapshots(link)
     if solver.snapshot_after_train or not is_needed or solver.max_iter <= 0:
         return
+    if getattr(link.solver.given, "test_and_snapshot_last_epochs", 0) > 0:  # NVIDIA's
+        return
     if fired and fired[-1] == link.last_iter:
         return
     last = f"the last one is at iteration {fired[-1]}" if fired else "none is ever written"
+    # NVIDIA ships such solvers, whose result is the log.
+    is_measurement = link.solver.given is not None and is_alone and not fired
     yield link_finding(
-        "no-final-snapshot",
+        "no-snapshot" if is_measurement else "no-final-snapshot",
         link,
         "snapshot_after_train",
         effect="the training after it is lost" if fired else "the result of the training is lost",

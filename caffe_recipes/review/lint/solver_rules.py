@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
 from caffe_recipes.caffe.rates import POLICY_NEEDS, RateFault, check_rates, lr_at
 from caffe_recipes.caffe.refusals import ENGINES
+from caffe_recipes.caffe.upgrade import SOLVER_TYPES
 from caffe_recipes.review.lint.chain import first_iter, has_known_rates, planned_snapshots
 from caffe_recipes.review.lint.net_view import show_number
 from caffe_recipes.review.lint.rules import Explanation, Fix, finding, path_rule, rate_rule, value_rule
@@ -71,9 +73,20 @@ def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> It
     """
     # The checks return the field as the place of a finding.
     rates = _check_schedule(link, is_last=is_last, is_alone=is_alone, batch=batch)
-    values = (found for check in _VALUE_CHECKS for found in check(link.solver.message))
+    solver = _upgrade_type(link.solver.message)
+    values = (found for check in _VALUE_CHECKS for found in check(solver))
     for found in (*rates, *values, *_check_prefix(link)):
         yield found.located(link.solver.where, link.name)
+
+
+def _upgrade_type(solver: pb.SolverParameter) -> pb.SolverParameter:
+    """Return the solver with the type that the old field `solver_type` stands for, if only that is set."""
+    if solver.HasField("type") or not solver.HasField("solver_type"):
+        return solver
+    upgraded = deepcopy(solver)
+    upgraded.type = SOLVER_TYPES[type(solver).SolverType.Name(solver.solver_type)]
+    upgraded.ClearField("solver_type")
+    return upgraded
 
 
 @rate_rule(
@@ -105,7 +118,8 @@ def _check_schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) ->
         what = "max_iter is missing" if not solver.HasField("max_iter") else f"max_iter is {solver.max_iter}"
         yield finding("max-iter-missing", "max_iter", what)
     limit = _max_rate(batch, is_warmed_up=solver.warmup_iter > 0)
-    if solver.base_lr > limit:
+    # NVIDIA's larc scales the rate of each layer down.
+    if solver.base_lr > limit and not getattr(link.solver.given, "larc", False):
         yield finding("base-lr-large", "base_lr", base_lr=solver.base_lr, limit=limit)
     yield from _check_rate_faults(link)
     if solver.lr_policy in _POWER_POLICIES and not solver.HasField("power"):
@@ -214,6 +228,8 @@ def _check_rate_faults(link: Link) -> Iterator[Finding]:
     is_zero = solver.HasField("base_lr") and solver.base_lr == 0
     for fault in [RateFault("no base_lr", "base_lr is 0")] if is_zero else check_rates(solver):
         name, field = _FAULTS[fault.kind]
+        if fault.kind == "no base_lr" and getattr(link.solver.given, "stagelr", None):
+            continue  # Intel's multifixed takes its rates from there
         yield finding(name, field, fault.what)
 
 
@@ -765,17 +781,27 @@ _VALUE_CHECKS = (
     what="a snapshot is written at iteration {first}, but there is no snapshot_prefix",
     write='snapshot_prefix: "{name}"',
 )
+@value_rule(
+    "snapshot-unnamed",
+    "warning",
+    "a final snapshot without a snapshot_prefix, for another Caffe (--dialect)",
+    what="a snapshot is written at iteration {first}, but there is no snapshot_prefix",
+    write='snapshot_prefix: "{name}"',
+)
 def _check_prefix(link: Link) -> Iterator[Finding]:
     solver, fired = link.solver.message, planned_snapshots(link)
     if solver.snapshot_prefix or not fired:
         return
-    name = f"_iter_{fired[0]}.caffemodel"
+    written = f"Caffe writes _iter_{fired[0]}.caffemodel into the current folder"
+    is_foreign = link.solver.given is not None
     yield finding(
-        "snapshot-prefix-missing",
+        "snapshot-unnamed" if is_foreign and not solver.snapshot else "snapshot-prefix-missing",
         "snapshot",
         effect="Caffe aborts with `snapshot is specified but snapshot_prefix is not`"
         if solver.snapshot > 0
-        else f"Caffe writes {name} into the current folder, and caffe-torch exits with an error",
+        else written
+        if is_foreign
+        else f"{written}, and caffe-torch exits with an error",
         first=fired[0],
         name=link.name,
     )

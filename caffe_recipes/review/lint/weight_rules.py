@@ -9,8 +9,9 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.check import BATCH_DIVIDING
 from caffe_recipes.caffe.refusals import bottoms_without_backward
-from caffe_recipes.caffe.shape_rules import product
+from caffe_recipes.caffe.shape_rules import has_own_scale, product
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.review.lint.data_rules import CLASSIFIERS, is_computed, outputs_of
 from caffe_recipes.review.lint.layer_rules import FILLERS, is_filler_used
@@ -205,7 +206,8 @@ def check_norms(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     """Check the BatchNorms of a phase; most kinds of finding are reported once for all layers."""
     norms = [i for i, layer in enumerate(phase.layers) if layer.type == "BatchNorm"]
     is_intels = view.dialect.knows("NetParameter", "engine")
-    for i in norms:
+    # NVIDIA's Caffe sets the lr_mult of the statistics to 0 itself (its batch_norm_layer.cpp).
+    for i in () if view.dialect.knows("BatchNormParameter", "scale_bias") else norms:
         yield from _check_statistics_rate(phase, i, is_intels=is_intels)
     if is_intels and phase.phase == pb.TEST:
         yield from _check_folds(view, phase)
@@ -255,7 +257,7 @@ def _layers_finding(
 )
 def _check_statistics_rate(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
     layer = phase.layers[i]
-    # BVLC's and NVIDIA's Caffe set three params, as old nets have them, to 0; Intel's does not.
+    # BVLC's Caffe sets three params, as old nets have them, to 0; Intel's does not.
     if not is_intels and len(layer.param) == _STATISTICS_BLOBS:
         return
     is_refused = not is_intels or _engine_of(phase, layer) in _MKL_ENGINES
@@ -449,7 +451,7 @@ def _is_likely_mistake(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
     values=("layers",),
 )
 def _check_scale_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
-    alone = [i for i in norms if _scale_of(phase, i) is None]
+    alone = [i for i in norms if _scale_of(phase, i) is None and not has_own_scale(phase.given_layer(i))]
     if not alone:
         return
     is_slip = _is_likely_mistake(alone, norms)
@@ -615,8 +617,9 @@ def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
         if layer.type not in ("BatchNorm", "Scale"):
             break
         block = layer.batch_norm_param if layer.type == "BatchNorm" else layer.scale_param
-        filler = block.filler
-        zero |= block.HasField("filler") and filler.type == "constant" and filler.value == 0
+        filler = getattr(phase.given_layer(above).batch_norm_param, "scale_filler", None)  # NVIDIA's
+        filler = filler if filler and filler.ListFields() else block.filler
+        zero |= bool(filler.ListFields()) and filler.type == "constant" and filler.value == 0
         normed |= layer.type == "BatchNorm"
     return zero if normed else None
 
@@ -675,7 +678,7 @@ def check_multipliers(view: NetView) -> Iterator[Finding]:
                 )
 
 
-def check_learning(phase: PhaseNet) -> Iterator[Finding]:
+def check_learning(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     """Check that a phase learns, that its accuracies read scores, and that its blobs are not too large."""
     if phase.phase == pb.TRAIN:
         yield from _check_nothing_learns(phase)
@@ -683,7 +686,9 @@ def check_learning(phase: PhaseNet) -> Iterator[Finding]:
         yield from _check_scores_frozen(phase)
         yield from _check_loss_counted_twice(phase)
     yield from _check_accuracies(phase)
-    yield from _check_blob_sizes(phase)
+    # NVIDIA's Caffe divides batch_size among an unknown number of GPUs.
+    is_divided = view.dialect.name in BATCH_DIVIDING and not phase.is_fed_by_code
+    yield from _check_blob_sizes(phase, of_images=not is_divided)
 
 
 @learning_rule(
@@ -771,7 +776,9 @@ def _check_nothing_learns(phase: PhaseNet) -> Iterator[Finding]:
     if not learning or not any(map(is_loss, phase.layers)) or None in map(phase.learned, learning):
         return
     rates = [rate for i in learning for rate in _lr_mults(phase.layers[i], len(phase.learned(i) or ()))]
-    if any(rates) or any(layer.type == "Python" for layer in phase.layers):
+    if any(rates) or any(
+        layer.type == "Python" or has_own_scale(phase.given_layer(i)) for i, layer in enumerate(phase.layers)
+    ):
         return
     yield _layers_finding("nothing-learns", phase, learning, "param[0].lr_mult")
 
@@ -834,11 +841,12 @@ def _score_source(phase: PhaseNet, i: int, b: int) -> Blob | None:
     "LONG_MAX), but layers such as ReLU count in 32 bits, so the count overflows",
     write="a smaller batch_size, num_output or image",
 )
-def _check_blob_sizes(phase: PhaseNet) -> Iterator[Finding]:
+def _check_blob_sizes(phase: PhaseNet, *, of_images: bool) -> Iterator[Finding]:
     for i, shapes in enumerate(phase.shapes):
         if shapes is None:
             continue
-        kinds: dict[str, tuple[Shape | None, ...]] = {"produces": shapes.tops, "learns": shapes.learned or ()}
+        tops = shapes.tops if of_images else ()
+        kinds: dict[str, tuple[Shape | None, ...]] = {"produces": tops, "learns": shapes.learned or ()}
         for kind, blobs in kinds.items():
             large = next((shape for shape in blobs if _is_large(shape)), None)
             if large is not None:

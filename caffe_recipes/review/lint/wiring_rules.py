@@ -9,7 +9,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import layer_type_dialects
@@ -348,11 +348,12 @@ def lacks_batch_size(layer: pb.LayerParameter) -> bool:
 
 def _copy_phase(phase: PhaseNet) -> pb.NetParameter:
     """Return a copy of the layers of a phase; missing bottoms and duplicate tops get new names."""
-    net = pb.NetParameter(input=phase.net.input, input_dim=phase.net.input_dim)
-    net.input_shape.extend(phase.net.input_shape)
-    if phase.net.HasField("bn_stats_batch_size"):
-        net.bn_stats_batch_size = phase.net.bn_stats_batch_size
-    net.layer.extend(phase.layers)
+    source: Any = phase.net if phase.given is None else phase.given
+    net: pb.NetParameter = type(source)(input=source.input, input_dim=source.input_dim)
+    net.input_shape.extend(source.input_shape)
+    if source.HasField("bn_stats_batch_size"):
+        net.bn_stats_batch_size = source.bn_stats_batch_size
+    net.layer.extend(phase.given_layer(i) for i in range(len(phase.layers)))
     for layer in net.layer:
         layer.ClearField("include")
         layer.ClearField("exclude")

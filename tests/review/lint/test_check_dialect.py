@@ -45,7 +45,8 @@ def test_intel_s_caffe_lacks_poly_cyc_in_four_solvers_and_nothing_in_the_nets() 
 
 @needs_authors
 @pytest.mark.parametrize(
-    ("dialect", "extra"), [("bvlc", set()), ("nvcaffe", {"DataParameter.prefetch", "BatchNorm"})]
+    ("dialect", "extra"),
+    [("bvlc", set()), ("nvcaffe", {"DataParameter.prefetch", "BatchNorm", "batch_size"})],
 )
 def test_the_other_caffes_lack_more_of_the_published_net(dialect: str, extra: set[str]) -> None:
     net = check_file(AUTHORS / "resnet50_custom_lr/train_val.prototxt", dialect)
