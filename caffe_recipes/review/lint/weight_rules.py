@@ -197,6 +197,14 @@ _STATISTICS_BLOBS = 3
 # If a few layers differ from this many times more others, they probably do so by mistake.
 _MISTAKE_RATIO = 4
 _LINEAR = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
+# Layers that work element by element, split or join: what is scaled behind them was normalized before them.
+_KEEPS_VALUES_WORDS = """
+    AbsVal BNLL Bias Clip Concat Dropout ELU Eltwise Exp Flatten Log PReLU Power ReLU Reshape Sigmoid
+    Slice SpatialDropout Split Swish TanH
+"""
+_KEEPS_VALUES = frozenset(_KEEPS_VALUES_WORDS.split())
+# Those whose output is 0 where their input is.
+_KEEPS_ZERO = frozenset(("Dropout", "PReLU", "ReLU", "SpatialDropout", "Split"))
 
 
 _MKL_ENGINES = ("MKL2017", "MKLDNN")
@@ -421,10 +429,25 @@ def _check_global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Findi
     )
 
 
-def _scale_of(phase: PhaseNet, norm: int) -> int | None:
-    """Return the Scale that reads a BatchNorm's top; None if there is none."""
-    readers = phase.flow.readers.get((norm, 0), ())
-    return next((reader for reader, _ in readers if phase.layers[reader].type == "Scale"), None)
+def _find_scales(phase: PhaseNet, norms: Sequence[int]) -> dict[int, int]:
+    """Return the first Scale behind each BatchNorm, directly or through layers that keep its values.
+
+    In C.ReLU it reads the Concat of the BatchNorm and its negative, for example.
+    """
+    found: dict[int, int] = {}
+    for i in reversed(range(len(phase.layers))):
+        if phase.layers[i].type != "BatchNorm" and phase.layers[i].type not in _KEEPS_VALUES:
+            continue
+        readers = [reader for t in range(len(phase.layers[i].top)) for reader, _ in phase.flow.readers[i, t]]
+        scales = [
+            reader if phase.layers[reader].type == "Scale" else found[reader]
+            for reader in readers
+            if phase.layers[reader].type == "Scale"
+            or (phase.layers[reader].type in _KEEPS_VALUES and reader in found)
+        ]
+        if scales:
+            found[i] = min(scales)
+    return {i: found[i] for i in norms if i in found}
 
 
 def _is_likely_mistake(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
@@ -451,7 +474,8 @@ def _is_likely_mistake(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
     values=("layers",),
 )
 def _check_scale_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
-    alone = [i for i in norms if _scale_of(phase, i) is None and not has_own_scale(phase.given_layer(i))]
+    scales = _find_scales(phase, norms)
+    alone = [i for i in norms if i not in scales and not has_own_scale(phase.given_layer(i))]
     if not alone:
         return
     is_slip = _is_likely_mistake(alone, norms)
@@ -475,7 +499,7 @@ def _check_scale_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Find
     values=("layers",),
 )
 def _check_bias_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
-    scales = [scale for i in norms if (scale := _scale_of(phase, i)) is not None]
+    scales = [*dict.fromkeys(_find_scales(phase, norms).values())]
     plain = [i for i in scales if not phase.layers[i].scale_param.bias_term]
     if plain and _is_likely_mistake(plain, scales):
         is_set = phase.layers[plain[0]].scale_param.HasField("bias_term")
@@ -614,6 +638,8 @@ def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
     zero = normed = False
     for above in phase.layers_above(i, b):
         layer = phase.layers[above]
+        if layer.type in _KEEPS_ZERO:
+            continue
         if layer.type not in ("BatchNorm", "Scale"):
             break
         block = layer.batch_norm_param if layer.type == "BatchNorm" else layer.scale_param

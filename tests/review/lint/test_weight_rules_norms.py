@@ -175,3 +175,51 @@ def test_an_average_needs_a_share(check_text: CheckText, fraction: float, effect
     found = check_text(net)["moving-average-range"]
     assert (found.severity, found.values) == ("error", {"layers": 2})
     assert effect in found.effect
+
+
+NORMED = """layer { name: "c" type: "Convolution" bottom: "data" top: "c"
+  convolution_param { num_output: 4 kernel_size: 3 bias_term: false weight_filler { type: "msra" } } }
+layer { name: "bn" type: "BatchNorm" bottom: "c" top: "bn" }
+"""
+NEGATIVE = 'layer { name: "neg" type: "Power" bottom: "bn" top: "neg" power_param { scale: -1 } }'
+PATHS = {
+    "C.ReLU": NEGATIVE + """
+layer { name: "cat" type: "Concat" bottom: "bn" bottom: "neg" top: "cat" }""",
+    "the other way round": NEGATIVE + """
+layer { name: "cat" type: "Concat" bottom: "neg" bottom: "bn" top: "cat" }""",
+    "an activation in place": 'layer { name: "r" type: "ReLU" bottom: "bn" top: "bn" }',
+    "maxout": """layer { name: "cut" type: "Slice" bottom: "bn" top: "a" top: "b" }
+layer { name: "max" type: "Eltwise" bottom: "a" bottom: "b" top: "cat" eltwise_param { operation: MAX } }""",
+    "a split": """layer { name: "cut" type: "Split" bottom: "bn" top: "a" top: "cat" }
+layer { name: "quiet" type: "Silence" bottom: "a" }""",
+    "a shape": 'layer { name: "flat" type: "Flatten" bottom: "bn" top: "cat" }',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_a_scale_is_found_behind_layers_that_keep_the_values(check_text: CheckText, path: str) -> None:
+    end = "cat" if '"cat"' in path else "bn"
+    scale = (
+        f'layer {{ name: "s" type: "Scale" bottom: "{end}" top: "s" scale_param {{ bias_term: true }} }}\n'
+    )
+    assert "batch-norm-unscaled" not in check_text(DATA + NORMED + path + scale + FC % "s")
+    assert "batch-norm-unscaled" in check_text(DATA + NORMED + path + FC % end)
+
+
+def test_a_scale_behind_a_layer_with_weights_or_another_norm_is_not_that_of_the_first(
+    check_text: CheckText,
+) -> None:
+    second = NORMED.replace("data", "bn").replace('"c"', '"c2"').replace('top: "bn"', 'top: "bn2"')
+    second = second.replace('name: "bn"', 'name: "bn2"')
+    scale = 'layer { name: "s" type: "Scale" bottom: "bn2" top: "s" scale_param { bias_term: true } }\n'
+    found = check_text(DATA + NORMED + second + scale + FC % "s")["batch-norm-unscaled"]
+    assert found.what == "1 BatchNorm layer (bn) without a Scale after it"
+
+
+def test_a_block_starts_as_the_identity_through_a_dropout(check_text: CheckText) -> None:
+    drop = 'layer {{ name: "d{0}" type: "Dropout" bottom: "r{0}b" top: "r{0}b" }}\n'
+    net = DATA + block("r1", "data", scale=ZERO) + block("r2", "r1") + FC % "r2"
+    for name in ("r1", "r2"):
+        add = f'layer {{ name: "{name}" type: "Eltwise"'
+        net = net.replace(add, drop.format(name[1]) + add)
+    assert "0: r1; not r2" in check_text(net)["zero-start-partly"].what
