@@ -121,17 +121,20 @@ def infer_shapes(
     stages: Collection[str] = (),
     images: Images = lambda source: None,
     path: str = "",
+    missing: Mapping[str, str] = MappingProxyType({}),
 ) -> NetShapes:
     """Infer the shape of each layer's bottoms, tops and learned blobs in `phase`.
 
     `images` maps an LMDB's path to the (channels, height, width) of its first record, or to None; unknown
-    dimensions are None. Errors name `path`. Raises LayerMisfit for a bottom that no layer above produces, for
-    a top that two layers produce, and for shapes that do not fit, naming the layers that produced them.
+    dimensions are None. `missing` maps the stand-ins for blobs that no layer produces, whose shapes are
+    unknown, to the names in the net. Errors name `path`. Raises LayerMisfit for a bottom that no layer above
+    produces, for a top that two layers produce, and for shapes that do not fit, naming the layers that
+    produced them.
     """
     where = path or net.name or "net"
     if net.layers:
         raise PrototxtError(where, "has `layers` of the old format", "run caffe-recipes upgrade on it")
-    blobs: dict[str, Shape | None] = _inputs(net, where)
+    blobs: dict[str, Shape | None] = _inputs(net, where) | dict.fromkeys(missing)
     producers = dict.fromkeys(blobs, "input")
     found = []
     for index, layer in enumerate(select_layers(net, phase, level, stages)):
@@ -145,7 +148,9 @@ def infer_shapes(
             _check_stats(apply_stats_batch_size(net, layer), phase, bottoms)
         except MisfitError as error:
             parts = [
-                f"'{name}' is {show_shape(blobs[name])} (from layer '{producers[name]}')"
+                f"'{missing[name]}', which no layer produces"
+                if name in missing
+                else f"'{name}' is {show_shape(blobs[name])} (from layer '{producers[name]}')"
                 for name in layer.bottom
             ]
             what = ": ".join(filter(None, [str(error), ", ".join(parts)]))

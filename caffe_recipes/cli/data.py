@@ -353,6 +353,11 @@ def _build_lmdb(plan: BuildPlan, out: Path, workers: int, *, skip_bad: bool) -> 
     kept = "; already built, and kept" if existed else ""
     classes = describe_count(len(built.labels), "class", "classes")
     echo(f"{out!s}: {describe_count(built.images, 'image')} of {classes}{left_out}{kept}")
+    least = min(built.labels, default=0)
+    if least > 0:
+        outputs = max(built.labels) + 1
+        what = f"the labels begin at {least}, but Caffe counts classes from 0"
+        echo(f"note: {out!s}: {what}; number them from 0, or use num_output: {outputs}", err=True)
 
 
 def _build_digits(out: Path | None) -> None:

@@ -17,6 +17,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.cli.data import data
 from caffe_recipes.errors import InputError
+from caffe_recipes.review.lint.inputs import find_labels
 from tests.cli.command_line import call_main
 
 cv2 = pytest.importorskip("cv2", reason="the extra 'data' is not installed")
@@ -184,6 +185,21 @@ def test_one_image_of_one_class_is_in_the_singular(tmp_path: Path) -> None:
     words = ("--images", tmp_path / "list", "--root", tmp_path / "images", "--out", tmp_path / "lmdb")
     assert call("build", *words, "--workers", "1")[1] == f"{tmp_path / 'lmdb'}: 1 image of 1 class\n"
     assert call("check", tmp_path / "lmdb")[1].startswith("1 record, 1 of them encoded")
+
+
+@pytest.mark.parametrize(("first", "is_noted"), [(1, True), (0, False)])
+def test_labels_that_do_not_begin_at_0_are_noted(tmp_path: Path, first: int, is_noted: bool) -> None:
+    write_folder(tmp_path / "images")
+    (tmp_path / "list").write_text(f"b/1.jpg {first}\nc/1.png {first + 1}\n")
+    out = tmp_path / "lmdb"
+    words = ("build", "--images", tmp_path / "list", "--root", tmp_path / "images", "--out", out)
+    code, stdout, err = call(*words)
+    assert (code, stdout) == (0, f"{out}: 2 images of 2 classes\n")
+    noted = "the labels begin at 1, but Caffe counts classes from 0" in err and "num_output: 3" in err
+    assert noted == is_noted
+    assert find_labels(str(out), None) == (first, first + 1)
+    assert find_labels("lmdb", tmp_path) == (first, first + 1)
+    assert find_labels("\0", None) is find_labels("", None) is find_labels("nowhere", None) is None
 
 
 def test_bad_images_are_skipped_on_request(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def hint_for_value(enum: str, known: Sequence[str], name: str) -> str:
     >>> hint_for_value("DataParameter.DB", ["LEVELDB", "LMDB"], "LMBD")
     "did you mean 'LMDB'?"
     """
+    if enum == _OLD_TYPES and not name.isupper():
+        return "write `layer`: `layers` is the old format, whose types are names such as DATA, without quotes"
     others = field_dialects(enum, name)
     if others:
         return f"it belongs to {join_names(others)}; remove it for this Caffe"
@@ -77,6 +79,7 @@ def hint_for_value(enum: str, known: Sequence[str], name: str) -> str:
     return f"write {join_names(known, 'or')}"
 
 
+_OLD_TYPES = "V1LayerParameter.LayerType"
 _MOST_SHOWN = 60
 _MOST_DEPTH = 50
 V1_TYPE = "V1LayerParameter.LayerType"  # the enum of old layer types, to which forks add theirs
@@ -523,6 +526,9 @@ class _Parser:
     def _read_bytes(self, field: FieldDescriptor) -> bytes:
         if self._kind != "string":
             hint = f'write "{self._value[:_MOST_SHOWN]}"' if self._kind in ("name", "number") else ""
+            old_types = pb.V1LayerParameter.LayerType.DESCRIPTOR.values_by_name
+            if field.name == "type" and self._value in old_types:
+                hint = 'write a type such as "Convolution" in quotes, or `layers`, the old format'
             self._fail(f"'{field.name}' takes a string in quotes, not {self._quote()}", hint)
         return self._string(field.name)
 

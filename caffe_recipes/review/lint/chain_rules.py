@@ -251,7 +251,6 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
     "error",
     "a deploy net whose layers do not fit the weights of its train_val net",
     what="layer '{name}' does not fit the weights of {trained}: {misfit}",
-    effect="Caffe aborts with `Cannot copy param 0 weights from layer '{name}'; shape mismatch`",
     write="the layer as in {trained}",
 )
 def _check_deploy(
@@ -262,7 +261,14 @@ def _check_deploy(
         return
     trained = Path(other.path).name
     for name, misfit in _misfits(ours, theirs).items():
-        yield finding("deploy-misfit", _layer_place(net, name), name=name, trained=trained, misfit=misfit)
+        yield finding(
+            "deploy-misfit",
+            _layer_place(net, name),
+            effect=_quote_refusal(name, ours, theirs),
+            name=name,
+            trained=trained,
+            misfit=misfit,
+        )
     new = _only_in(ours, theirs)
     if new:
         verb = "is" if len(new) == 1 else "are"
@@ -327,10 +333,25 @@ def show_misfit(ours: tuple[Shape, ...], theirs: tuple[Shape, ...]) -> str:
     """
     if len(ours) != len(theirs):
         return f"{len(ours)} blob{'' if len(ours) == 1 else 's'}, not {len(theirs)}"
-    for one, other in zip(ours, theirs, strict=True):
-        if not shapes_fit(one, other):
-            return f"{show_shape(one)}, not {show_shape(other)}"
-    return ""
+    index = _first_misfit(ours, theirs)
+    return "" if index is None else f"{show_shape(ours[index])}, not {show_shape(theirs[index])}"
+
+
+def _first_misfit(ours: tuple[Shape, ...], theirs: tuple[Shape, ...]) -> int | None:
+    fits = [shapes_fit(one, other) for one, other in zip(ours, theirs, strict=True)]
+    return None if all(fits) else fits.index(False)
+
+
+def _quote_refusal(name: str, ours: _Learned, theirs: _Learned) -> str:
+    """Quote the check of Net::CopyTrainedLayersFrom at which Caffe aborts for a layer that does not fit.
+
+    It compares the number of blobs first, then their shapes in order (BVLC Caffe, src/caffe/net.cpp).
+    """
+    own, given = ours[name] or (), theirs[name] or ()
+    if len(own) != len(given):
+        return f"Caffe aborts with `Incompatible number of blobs for layer {name}`"
+    param = _first_misfit(own, given)
+    return f"Caffe aborts with `Cannot copy param {param} weights from layer '{name}'; shape mismatch`"
 
 
 def _learned_of_link(link: Link) -> _Learned | None:
@@ -352,9 +373,7 @@ def _check_misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
         (first, misfit), *others = unfit.items()
         more = f"; neither do {show_names([name for name, _ in others])}" if others else ""
         what = f"layer '{first}' of {link.name} does not fit the weights of {before.name}: {misfit}{more}"
-        effect = f"Caffe aborts with `Cannot copy param 0 weights from layer '{first}'; shape mismatch`"
-        if "blob" in misfit:
-            effect = f"Caffe aborts with `Incompatible number of blobs for layer {first}`"
+        effect = _quote_refusal(first, ours, theirs)
         yield finding(
             "handover-misfit", _layer_place(net, first), what, link.name, effect=effect, count=len(unfit)
         )

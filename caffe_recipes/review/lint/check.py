@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from string import Formatter
@@ -49,11 +49,10 @@ from caffe_recipes.review.lint.start_rules import check_starts
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
-    from caffe_recipes.caffe.dialects import Dialect
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.caffe.text.parser import ForeignName
     from caffe_recipes.review.lint.chain import Chain
-    from caffe_recipes.review.lint.net_view import DatumOf, PhaseNet
+    from caffe_recipes.review.lint.net_view import DatumOf, LabelsOf, PhaseNet
 
 _LAYER = re.compile(r"layer\[(\d+)\]")
 
@@ -117,17 +116,29 @@ def check_net(
     *,
     classes: int | None = None,
     datum_of: DatumOf = lambda source: None,
+    labels_of: LabelsOf = lambda source: None,
     dialect: str = OURS,
 ) -> list[Finding]:
     """Check a net in each phase that it has data for; most severe findings first, then in file order.
 
-    `classes` is the number of classes of the labels. `datum_of` returns the first Datum of a source, or None.
+    `classes` is the number of classes of the labels. `datum_of` returns the first Datum of a source, or None,
+    and `labels_of` its smallest and largest label.
     `dialect` is the Caffe whose layer types and fields are valid. A finding of both phases is reported once.
     """
     old: list[Finding] = []
     if document.message.layers:
         document, old = upgrade_old(document)
-    found = [*old, *_check_layers(document, classes, datum_of, load_dialects()[dialect])]
+    phases = [replace(phase, given=document.given) for phase in select_phases(document.message)]
+    inferred = [wiring_rules.infer_phase(phase, datum_of) for phase in phases]
+    view = NetView(
+        document.message,
+        tuple(phase for phase, _ in inferred),
+        classes,
+        datum_of,
+        load_dialects()[dialect],
+        labels_of,
+    )
+    found = [*old, *_check_layers(view, [misfits for _, misfits in inferred])]
     once: dict[tuple[str, ...], Finding] = {}
     for one in found:
         of_place = one.id in _ONCE_PER_PLACE and one.where
@@ -141,16 +152,10 @@ def _finding_order(found: Finding) -> tuple[int, int]:
     return SEVERITIES.index(found.severity), int(layer[1]) if layer else -1
 
 
-def _check_layers(
-    document: Document[pb.NetParameter], classes: int | None, datum_of: DatumOf, dialect: Dialect
-) -> Iterator[Finding]:
-    net = document.message
-    phases = [replace(phase, given=document.given) for phase in select_phases(net)]
-    inferred = [wiring_rules.infer_phase(phase, datum_of) for phase in phases]
-    view = NetView(net, tuple(phase for phase, _ in inferred), classes, datum_of, dialect)
+def _check_layers(view: NetView, misfits_of: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
     for check in _FILE_CHECKS:
         yield from check(view)
-    for phase, misfits in inferred:
+    for phase, misfits in zip(view.phases, misfits_of, strict=True):
         yield from misfits
         yield from data_rules.check_labels(view, phase)
         yield from data_rules.check_train_data(view, phase)

@@ -561,8 +561,13 @@ def _check_outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
             name=name,
             lower=max(1, outputs // 2),
         )
-    if view.classes is not None and outputs != view.classes and _reads_label(phase, i):
+    if (source := _label_source(phase, i)) is None:
+        return
+    least, greatest = view.labels_of(source) or (0, None)
+    if view.classes is not None and outputs != view.classes:
         yield _classes_differ(phase, i, outputs, view.classes)
+    elif view.classes is None and greatest is not None and outputs <= greatest:
+        yield _classes_differ(phase, i, outputs, greatest + 1, least)
 
 
 @label_rule(
@@ -571,7 +576,6 @@ def _check_outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
     "fewer outputs than classes",
     effect="labels from {outputs} on make Caffe read past the outputs and crash (SIGSEGV) after some "
     "iterations",
-    write="num_output: {classes}",
     values=("outputs", "classes"),
 )
 @label_rule(
@@ -579,10 +583,9 @@ def _check_outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
     "note",
     "more outputs than classes",
     effect="outputs from {classes} on are never used, which is harmless",
-    write="num_output: {classes}",
     values=("outputs", "classes"),
 )
-def _classes_differ(phase: PhaseNet, i: int, outputs: int, classes: int) -> Finding:
+def _classes_differ(phase: PhaseNet, i: int, outputs: int, classes: int, least: int = 0) -> Finding:
     layer = phase.layers[i]
     producer = next(
         (k for k in phase.layers_above(i) if phase.layers[k].type in ("Convolution", "InnerProduct")), i
@@ -590,7 +593,9 @@ def _classes_differ(phase: PhaseNet, i: int, outputs: int, classes: int) -> Find
     return finding(
         "outputs-below-classes" if outputs < classes else "outputs-above-classes",
         phase.where(producer, _output_field(phase.layers[producer])),
-        f"'{layer.bottom[0]}' of {title(layer)} has {outputs} outputs for {classes} classes",
+        f"'{layer.bottom[0]}' of {title(layer)} has {outputs} outputs for "
+        + (f"labels {least} to {classes - 1}" if least else f"{classes} classes"),
+        write=f"num_output: {classes}" + (", or number the labels from 0" if least else ""),
         outputs=outputs,
         classes=classes,
     )
@@ -602,10 +607,12 @@ def _output_field(layer: pb.LayerParameter) -> str:
     return "convolution_param.num_output" if layer.type == "Convolution" else "bottom[0]"
 
 
-def _reads_label(phase: PhaseNet, i: int) -> bool:
-    """Return whether a layer's label comes from the records of a data layer."""
+def _label_source(phase: PhaseNet, i: int) -> str | None:
+    """Return the source of the records that a layer's label comes from; None if it comes from elsewhere."""
     origin = _origin(phase, i, 1)
-    return origin is not None and origin[1] == 1 and phase.layers[origin[0]].type in ("Data", "ImageData")
+    if origin is None or origin[1] != 1 or phase.layers[origin[0]].type not in ("Data", "ImageData"):
+        return None
+    return phase.layers[origin[0]].data_param.source
 
 
 def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:

@@ -22,6 +22,7 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, empty_file_error,
 from caffe_recipes.caffe.text.parser import V1_TYPE
 from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
+from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import DataError, PrototxtError
 from caffe_recipes.render.headers import MARK
 from caffe_recipes.review.inspect.nets import read_first_datum
@@ -215,6 +216,17 @@ def find_datum(source: str, root: Path | None) -> pb.Datum | None:
         return None
 
 
+def find_labels(source: str, root: Path | None) -> tuple[int, int] | None:
+    """Return the smallest and largest label of an LMDB by its manifest; None if there is none here."""
+    if not source:
+        return None
+    try:
+        manifest = load_manifest((root or Path()) / source)
+    except (DataError, ValueError):  # such as a source that contains a NUL
+        return None
+    return (min(manifest.labels), max(manifest.labels)) if manifest and manifest.labels else None
+
+
 def count_records(source: str, root: Path | None) -> int:
     """Return the number of records of an LMDB under the Caffe root or the current folder; 0 if unknown."""
     folder = (root or Path()) / source
@@ -404,6 +416,7 @@ class Reader:
             net,
             classes=options.classes,
             datum_of=find_first,
+            labels_of=lambda source: find_labels(source, options.caffe_root),
             dialect=options.dialect,
         )
         found += check_records(net, options.caffe_root)

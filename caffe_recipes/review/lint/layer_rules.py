@@ -666,13 +666,13 @@ def _check_weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                 write="use one definition for both phases, or a different name in one of them",
             )
             continue
-        for one, other in zip(ours, theirs, strict=False):
+        for param, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             if not shapes_fit(one, other):
                 yield finding(
                     "phase-weights-differ",
                     test.where(i, "name"),
                     f"{title(layer)} has weights {show_shape(one)} in TEST but {show_shape(other)} in TRAIN",
-                    effect="Caffe aborts before it trains: Cannot share param 0 weights from layer "
+                    effect=f"Caffe aborts before it trains: Cannot share param {param} weights from layer "
                     f"'{layer.name}'; shape mismatch",
                     write="use inputs of the same size in both phases (crop_size), or global pooling before "
                     "the layer",

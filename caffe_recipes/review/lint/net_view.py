@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 old_net_rule = partial(rule, "a net in the old format")
 
 DatumOf = Callable[[str], pb.Datum | None]
+# The smallest and the largest label of a source; None if unknown.
+LabelsOf = Callable[[str], tuple[int, int] | None]
 
 # For each type of data layer, the block that contains its batch_size.
 SOURCE_BLOCKS = BATCH_BLOCKS
@@ -178,6 +180,7 @@ class NetView:
     classes: int | None
     datum_of: DatumOf
     dialect: Dialect
+    labels_of: LabelsOf = lambda source: None
 
     @property
     def layers(self) -> Sequence[pb.LayerParameter]:

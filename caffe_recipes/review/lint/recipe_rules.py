@@ -140,8 +140,17 @@ def check_epochs(chain: Chain) -> Iterator[Finding]:
     write="test_iter: {needed}",
     values=("images",),
 )
+@path_rule(
+    "test-images-repeated",
+    "warning",
+    "a test_iter that reads more images than the test set has",
+    what="test_iter {count} x {batch} are {tested:,} of {images:,.0f} images",
+    effect="each test counts some images twice, and the next starts at another one, so the accuracy varies",
+    write="test_iter: {needed}",
+    values=("images",),
+)
 def check_tests(chain: Chain) -> Iterator[Finding]:
-    """Find a test_iter that misses test images. The LMDB, an option or a comment gives their number."""
+    """Find a test_iter that misses or repeats images. The LMDB, an option or a comment gives their number."""
     for link in chain.links:
         solver = link.solver.message
         if misses_test_nets(solver):
@@ -155,17 +164,19 @@ def check_tests(chain: Chain) -> Iterator[Finding]:
         comment = link.solver.comments.get("test_iter[0]")
         claimed = next(filter(None, map(parse_epoch_size, _texts([comment] if comment else []))), None)
         images = chain.facts.test_images or link.tested_images or (claimed.images if claimed else 0)
-        tested = solver.test_iter[0] * batch
-        if images and tested < images * (1 - _TOLERANCE):
+        tested, needed = solver.test_iter[0] * batch, math.ceil(images / batch)
+        is_short = tested < images * (1 - _TOLERANCE)
+        is_long = tested > images * (1 + _TOLERANCE) and solver.test_iter[0] > needed
+        if images and (is_short or is_long):
             yield link_finding(
-                "test-images-left",
+                "test-images-left" if is_short else "test-images-repeated",
                 link,
                 "test_iter[0]",
                 images=images,
                 count=solver.test_iter[0],
                 batch=batch,
                 tested=tested,
-                needed=math.ceil(images / batch),
+                needed=needed,
             )
 
 
@@ -301,6 +312,9 @@ def _check_global_batch(chain: Chain, link: Link, made_for: EpochSize) -> Iterat
     yield finding("global-batch", where, what, link.name, batch=each * (ranks or 1), made_for=made_for.batch)
 
 
+_SMALL_BATCH = 16
+
+
 @handover_rule(
     "batch-norm-alone",
     "warning",
@@ -313,10 +327,21 @@ def _check_global_batch(chain: Chain, link: Link, made_for: EpochSize) -> Iterat
         "Use fewer ranks, or a larger batch, so that each rank has several images.",
     ),
 )
+@handover_rule(
+    "batch-norm-iter-size",
+    "note",
+    "iter_size above 1 with a BatchNorm that sees a small batch",
+    what="BatchNorm sees {batch} images at a time: iter_size {iter_size} does not enlarge its batch",
+    effect="gradients are averaged over {total} images, but each pass is normalized by the mean and variance "
+    "of its own {batch}",
+    write="a larger batch_size, on more memory; or use_global_stats: true with trained --weights",
+    values=("batch", "iter_size"),
+)
 def check_norms(chain: Chain) -> Iterator[Finding]:
-    """Find nets that train BatchNorms with one image per rank."""
+    """Find nets that train BatchNorms with one image per rank, or with few in each of several passes."""
     for link in chain.links:
-        if link.net is None or [batch_size(layer) for layer in link.data_layers][:1] != [1]:
+        batch = next((size for layer in link.data_layers if (size := batch_size(layer))), None)
+        if link.net is None or batch is None:
             continue
         layers = select_layers(link.net.message, pb.TRAIN)
         norms = [
@@ -324,7 +349,17 @@ def check_norms(chain: Chain) -> Iterator[Finding]:
             for layer in layers
             if layer.type == "BatchNorm" and stats_images(layer, pb.TRAIN) is not None
         ]
-        if norms:
+        passes = link.solver.message.iter_size
+        if norms and passes > 1 and batch <= _SMALL_BATCH:
+            yield link_finding(
+                "batch-norm-iter-size",
+                link,
+                "iter_size",
+                iter_size=passes,
+                batch=batch,
+                total=passes * batch,
+            )
+        if norms and batch == 1:
             what = f"{describe_count(len(norms), 'BatchNorm')} with one image per rank"
             where = _batch_place(link.net) or link.solver.path
             yield finding("batch-norm-alone", where, what, link.name, norms=len(norms))

@@ -62,6 +62,16 @@ class TestCommand:
 
 
 @dataclass(frozen=True)
+class SplitList:
+    """A launcher's list of hosts that a space ends: its option, and the parts before and after the space."""
+
+    option: str
+    first: str
+    rest: str
+    where: str
+
+
+@dataclass(frozen=True)
 class Script:
     """The commands of a script and the values that they set; None or empty if not set.
 
@@ -79,6 +89,7 @@ class Script:
     is_generated: bool = False
     unresolved: tuple[UnresolvedTrain, ...] = ()
     evaluations: tuple[TestCommand, ...] = ()
+    split_lists: tuple[SplitList, ...] = ()
 
 
 _LOOP = re.compile(r"[ \t]*+(?:for\s++\w++(?:\s++in\b)?|while\b|until\b)")
@@ -200,6 +211,8 @@ _RANKS = {"-n", "-np", "--n", "--np", "-ntasks", "--ntasks"}
 _PER_NODE = {
     "-ppn", "--ppn", "-perhost", "--ntasks-per-node", "-ntasks-per-node", "-npernode", "--npernode"
 }  # fmt: skip
+_HOSTS = re.compile(r",?\w[\w.,\[\]-]*|,")
+_HOST_LISTS = {"-H", "-host", "--host", "-hosts", "--hosts", "-w", "--nodelist"}
 _ATTACHED = re.compile(r"(-n|-np|-N)(\d+)")
 # Launchers for which -N is the number of nodes; for aprun and Open MPI's mpirun it is the ranks per node.
 _COUNT_NODES = {"srun", "#SBATCH"}
@@ -241,7 +254,11 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
     lines = read_lines(text)
     words = list(_words(lines, path))
     launcher = ""
-    for (word, where), (following, _) in zip(words, [*words[1:], ("", "")], strict=False):
+    split_lists: list[SplitList] = []
+    ends = [("", "", "")] * 2
+    for (word, where, part), (following, _, given), (_, _, rest) in zip(
+        words, [*words[1:], *ends[1:]], [*words[2:], *ends], strict=False
+    ):
         if _starts_command(word, commands[-1]):
             commands.append({})
         program = word.rpartition("/")[2]
@@ -251,6 +268,8 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
             launcher = ""
             if following == "test":
                 commands[-1].setdefault("test", (following, where))
+        if launcher and (split := _find_split_list(part, given, rest, where)):
+            split_lists.append(split)
         for name, value in _settings_of_word(word, following, launcher):
             settings[name] = value, where
             commands[-1].setdefault(name, (value, where))
@@ -265,11 +284,32 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
         unresolved, evaluations = [], list(evaluated)
         tested = list(dict.fromkeys(one.model for one in evaluations)) or tested
     script = _build_script(settings, trainings, unresolved, tested)
-    return replace(script, is_generated=bool(steps), evaluations=tuple(evaluations))
+    return replace(
+        script,
+        is_generated=bool(steps),
+        evaluations=tuple(evaluations),
+        split_lists=tuple(split_lists),
+    )
 
 
-def _words(lines: Iterable[Line], path: str | Path) -> Iterator[tuple[str, str]]:
-    """Yield each word, without quotes and with variables expanded, with its `file:line`."""
+def _find_split_list(part: str, given: str, rest: str, where: str) -> SplitList | None:
+    """Return the list of hosts that begins with an option, or after it, if a space ends it; or None.
+
+    >>> _find_split_list("-hosts", "a,", "b", "")
+    SplitList(option='-hosts', first='a,', rest='b', where='')
+    """
+    option, equals, value = part.partition("=")
+    first, following = (value, given) if equals else (given, rest)
+    if option not in _HOST_LISTS or not first or first[0] in "\"'":
+        return None
+    if not _HOSTS.fullmatch(following) or following in _TRAINERS:
+        return None
+    is_split = first.endswith(",") or following.startswith(",")
+    return SplitList(option, first, following, where) if is_split else None
+
+
+def _words(lines: Iterable[Line], path: str | Path) -> Iterator[tuple[str, str, str]]:
+    """Yield each word, without quotes and with variables expanded, with its `file:line` and its own text."""
     known: dict[str, str] = {}
     room = _MOST_EXPANDED
     for line, number in lines:
@@ -283,7 +323,7 @@ def _words(lines: Iterable[Line], path: str | Path) -> Iterator[tuple[str, str]]
             if assigned and len(word) <= _MOST_WORD:
                 known[assigned[1]] = assigned[2]
             if word:
-                yield word, f"{path}:{number}"
+                yield word, f"{path}:{number}", part
 
 
 def _starts_command(word: str, command: _Settings) -> bool:

@@ -336,8 +336,18 @@ _LAST_WORDS = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10*
         "writes.",
     ),
 )
+@path_rule(
+    "hosts-split",
+    "error",
+    "a list of hosts with a space after a comma, where the shell ends it",
+    what="{option} {first} {rest}: the list ends at the space",
+    effect="the launcher takes {rest} as the program to start, or starts no rank there",
+    write="{option} {first}{rest}, without a space",
+)
 def check_commands(script: Script) -> Iterator[Finding]:
-    """Find training commands whose solver is unknown."""
+    """Find training commands whose solver is unknown, and lists of hosts that a space ends."""
+    for split in script.split_lists:
+        yield finding("hosts-split", split.where, option=split.option, first=split.first, rest=split.rest)
     for command in script.unresolved:
         within = f"in the loop or function at line {command.begins}, " if command.begins else ""
         yield finding("solver-untold", command.where, within=within, solver=command.solver)

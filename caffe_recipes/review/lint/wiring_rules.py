@@ -105,9 +105,14 @@ def _suggest_bottom(phase: PhaseNet, index: int, name: str) -> str:
     if later and later[0] is not phase.layers[index]:
         return f"move {title(later[0])}, which produces it, above this layer"
     elsewhere = [layer for layer in phase.net.layer if name in layer.top and layer not in phase.layers]
-    if elsewhere:
-        phase_name = pb.Phase.Name(phase.phase)
-        return f"add {title(elsewhere[0])}, which produces it, to {phase_name} too, by its include"
+    for layer in elsewhere:
+        # In this phase, too, it would produce its other tops twice.
+        twin = next((own for own in phase.layers if set(own.top) & set(layer.top)), None)
+        if twin is None:
+            phase_name = pb.Phase.Name(phase.phase)
+            return f"add {title(layer)}, which produces it, to {phase_name} too, by its include"
+        if twin.type == layer.type:
+            return f'add top: "{name}" to {title(twin)}'
     tops = dict.fromkeys([*phase.net.input, *(top for layer in phase.layers[:index] for top in layer.top)])
     near = find_similar(name, tops)
     return f'bottom: "{near}"' if near else "use a blob that a layer above produces"
@@ -303,7 +308,7 @@ def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Find
 
     A layer that does not fit gets unknown shapes, so that the layers below it are still checked.
     """
-    net = _copy_phase(phase)
+    net, missing = _copy_phase(phase)
     misfits: list[Finding] = []
     # Another rule reports a missing batch_size.
     blank = {i for i, layer in enumerate(phase.layers) if lacks_batch_size(layer)}
@@ -322,7 +327,7 @@ def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Find
 
     while len(misfits) < _MAX_MISFITS:
         try:
-            shapes = infer_shapes(net, phase.phase, images=image)
+            shapes = infer_shapes(net, phase.phase, images=image, missing=missing)
         except PrototxtError as error:
             at = error.index if isinstance(error, LayerMisfit) else None
             if at is None or at in blank:
@@ -346,8 +351,11 @@ def lacks_batch_size(layer: pb.LayerParameter) -> bool:
     return block is not None and getattr(getattr(layer, block), "batch_size", 1) == 0
 
 
-def _copy_phase(phase: PhaseNet) -> pb.NetParameter:
-    """Return a copy of the layers of a phase; missing bottoms and duplicate tops get new names."""
+def _copy_phase(phase: PhaseNet) -> tuple[pb.NetParameter, dict[str, str]]:
+    """Return a copy of the layers of a phase; missing bottoms and duplicate tops get new names.
+
+    The second value maps the new names of missing bottoms to theirs.
+    """
     source: Any = phase.net if phase.given is None else phase.given
     net: pb.NetParameter = type(source)(input=source.input, input_dim=source.input_dim)
     net.input_shape.extend(source.input_shape)
@@ -358,12 +366,14 @@ def _copy_phase(phase: PhaseNet) -> pb.NetParameter:
         layer.ClearField("include")
         layer.ClearField("exclude")
     known = {*net.input, *(name for layer in net.layer for name in (*layer.bottom, *layer.top))}
+    missing: dict[str, str] = {}
     for i, b in phase.flow.missing:
-        net.layer[i].bottom[b] = _unused_name(f"bottom {i} {b}", known)
-        net.input.append(net.layer[i].bottom[b])
+        name = _unused_name(f"bottom {i} {b}", known)
+        missing[name] = net.layer[i].bottom[b]
+        net.layer[i].bottom[b] = name
     for i, t in phase.flow.redefined:
         net.layer[i].top[t] = _unused_name(f"top {i} {t}", known)
-    return net
+    return net, missing
 
 
 def _unused_name(name: str, known: set[str]) -> str:

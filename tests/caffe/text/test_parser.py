@@ -132,6 +132,26 @@ REFUSED = [
         "1:36: 'engine' takes a value of BatchNormParameter.Engine, not 'CUDNN'; "
         "it belongs to nvcaffe; remove it for this Caffe",
     ),
+    *(
+        (
+            N,
+            f"layers {{ type: {word} }}",
+            f"1:16: 'type' takes a value of V1LayerParameter.LayerType, not {word}; write `layer`: "
+            "`layers` is the old format, whose types are names such as DATA, without quotes",
+        )
+        for word in ('"Data"', '"Convolution"', '"ReLU"')
+    ),
+    (
+        N,
+        "layers { type: RELUU }",
+        "1:16: 'type' takes a value of V1LayerParameter.LayerType, not 'RELUU'; did you mean 'RELU'?",
+    ),
+    (
+        N,
+        "layer { type: SOFTMAX_LOSS }",
+        "1:15: 'type' takes a string in quotes, not 'SOFTMAX_LOSS'; "
+        'write a type such as "Convolution" in quotes, or `layers`, the old format',
+    ),
     (S, "net: lenet", "1:6: 'net' takes a string in quotes, not 'lenet'; write \"lenet\""),
     (S, "net: 'a\nb'", "1:6: 'net' takes a string in quotes, not a string that does not end on its line"),
     (S, r"net: 'C:\data'", r"1:6: 'net' contains the invalid escape \d; a backslash is written \\"),

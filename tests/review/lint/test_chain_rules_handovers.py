@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.caffe.shape_rules import Shape
+from caffe_recipes.review.lint.chain_rules import _quote_refusal
 from caffe_recipes.review.lint.rules import Finding
 from tests.review.conftest import LintSolvers, net_text
 
@@ -51,6 +53,24 @@ def test_weights_of_another_shape_stop_caffe(
     blobs = "Incompatible number of blobs for layer ip" in found.effect
     assert blobs or "Cannot copy param 0 weights from layer 'ip'" in found.effect
     assert "last.prototxt:14:" in found.where
+
+
+def test_the_first_blob_that_does_not_fit_is_named_as_caffe_names_it(lint_nets: LintSolvers) -> None:
+    scale = (
+        'layer { name: "s" type: "Scale" bottom: "data" top: "data" scale_param { axis: %d num_axes: %d } }'
+    )
+    (found,) = lint_nets(NET + scale % (1, 1), NET + scale % (1, 2))
+    assert "Cannot copy param 0 weights from layer 's'; shape mismatch" in found.effect
+    prelu = 'layer { name: "lstm" type: "PReLU" bottom: "data" top: "p" prelu_param { channel_shared: %s } }'
+    (found,) = lint_nets(NET + prelu % "false", NET + prelu % "true")
+    assert "param 0" in found.effect
+
+
+def test_a_wrong_bias_alone_is_param_1() -> None:
+    ours: dict[str, tuple[Shape, ...] | None] = {"ip": ((10, 4), (10,)), "fc": ((10, 4),)}
+    theirs: dict[str, tuple[Shape, ...] | None] = {"ip": ((10, 4), (9,)), "fc": ((10, 4), (10,))}
+    assert _quote_refusal("ip", ours, theirs).endswith("param 1 weights from layer 'ip'; shape mismatch`")
+    assert _quote_refusal("fc", ours, theirs).endswith("`Incompatible number of blobs for layer fc`")
 
 
 def test_a_renamed_layer_is_reinitialised_and_the_old_one_is_lost(lint_nets: LintSolvers) -> None:

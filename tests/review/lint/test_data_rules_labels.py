@@ -80,6 +80,24 @@ def test_outputs_are_compared_with_the_classes_only_if_given(check_text: CheckTe
     assert found.where.startswith(f"net.prototxt:{line}:")
 
 
+@pytest.mark.parametrize(
+    ("count", "labels", "write"),
+    [
+        (2, (1, 2), "num_output: 3, or number the labels from 0"),
+        (2, (0, 2), "num_output: 3"),
+        (3, (1, 2), ""),
+        (1000, (0, 9), ""),
+        (2, None, ""),
+    ],
+)
+def test_outputs_are_compared_with_the_labels_of_the_lmdb_on_this_machine(
+    check_text: CheckText, count: int, labels: tuple[int, int] | None, write: str
+) -> None:
+    found = check_text(outputs(count), labels_of=lambda source: labels)
+    assert [one.write for name, one in found.items() if name.startswith("outputs")] == [write] * bool(write)
+    assert not check_text(outputs(10), classes=10, labels_of=lambda source: (0, 99))
+
+
 def test_outputs_of_a_loss_on_another_label_are_their_own_matter(check_text: CheckText) -> None:
     cut = 'layer { name: "cut" type: "Slice" bottom: "label" top: "l0" top: "l1" slice_param { axis: 0 } }'
     net = NET.replace('\nlayer { name: "fc"', f'\n{cut}\nlayer {{ name: "fc"')

@@ -56,6 +56,26 @@ def test_a_command_that_cannot_be_determined_is_a_note_at_its_line(tmp_path: Pat
     assert found.what.endswith("$1")
 
 
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        ("mpiexec.hydra -n 2 -hosts a, b", "-hosts a,b"),
+        ("mpirun -host a ,b -n 2", "-host a,b"),
+        ("srun --nodelist=c1, c2", "--nodelist c1,c2"),
+        ("mpiexec -hosts a,b -n 2", ""),
+        ('mpiexec -hosts "a, b" -n 2', ""),
+        ("mpiexec -n 2 -hosts a, \\\n", ""),
+        ("mpiexec -hosts $(echo a) -n 2", ""),
+    ],
+)
+def test_a_list_of_hosts_that_a_space_ends_is_an_error(tmp_path: Path, words: str, written: str) -> None:
+    found = lint_both_ways(tmp_path, f"\n{words} {BOTH}")
+    split = [one for one in found if one.id == "hosts-split"]
+    assert [one.severity for one in split] == ["error"] * bool(written)
+    assert all(one.write == f"{written}, without a space" for one in split)
+    assert all(one.where == f"{tmp_path / 'run.sh'}:2" for one in split)
+
+
 def test_a_command_in_a_loop_is_named_with_the_line_where_that_begins(tmp_path: Path) -> None:
     text = "\nfor p in 1 2; do\n  caffe train --solver=own/solver_$p.prototxt\ndone\n"
     (found,) = lint_both_ways(tmp_path, text)

@@ -178,6 +178,10 @@ def test_a_deploy_net_that_no_longer_matches_its_train_net_is_found(tmp_path: Pa
     for deploy, ids in (
         (ip % ("a", "data", "a", 5) + ip % ("b", "a", "b", 4), []),
         (ip % ("a", "data", "a", 5) + ip % ("b", "a", "b", 3), ["deploy-misfit"]),
+        (
+            (ip % ("a", "data", "a", 5)).replace("{ num", "{ bias_term: false num") + ip % ("b", "a", "b", 4),
+            ["deploy-misfit"],
+        ),
         (ip % ("a", "data", "a", 5) + ip % ("c", "a", "c", 4), ["deploy-missing"]),
         (ip % ("b", "data", "b", 4), ["deploy-missing", "deploy-misfit"]),
     ):

@@ -176,6 +176,27 @@ def test_a_test_of_a_part_of_the_images_is_found(
     assert [(one.id, one.values["images"]) for one in found] == [("test-images-left", images)] * bool(images)
 
 
+@pytest.mark.parametrize(
+    ("test_iter", "images", "needed"),
+    [
+        (20, 320, 10),
+        ("200 # 100 = 3200/32", None, 100),
+        (11, 321, 0),
+        (10, 320, 0),
+        (100, 3180, 0),
+        (12, 321, 11),
+    ],
+)
+def test_a_test_that_repeats_images_is_found(
+    lint_solvers: LintSolvers, test_iter: object, images: int | None, needed: int
+) -> None:
+    solver = {"test_iter": test_iter, "test_interval": 100}
+    found = lint_solvers({"a": solver}, test_images=images)
+    assert [(one.id, one.write) for one in found] == [
+        ("test-images-repeated", f"test_iter: {needed}")
+    ] * bool(needed)
+
+
 def test_images_over_batch_at_a_test_iter_are_not_those_of_training(lint_solvers: LintSolvers) -> None:
     comment = {"test_interval": 100, "test_iter": "1563 # 50000/32"}
     assert lint_solvers({"a": {**comment, "max_iter": "1000 # 5 epochs"}}) == []

@@ -10,6 +10,7 @@ import pytest
 
 from caffe_recipes.data import digits
 from caffe_recipes.review.lint.recipe_rules import DIGITS_CLASSES, DIGITS_SIDE_PX
+from tests.review.conftest import LintSolvers, net_text
 from tests.review.lint.conftest import LintRecipe
 
 
@@ -92,6 +93,31 @@ def test_a_batch_norm_has_several_images(lint_recipe: LintRecipe, each: int, cou
     alone = [one for one in found if one.id == "batch-norm-alone" and one.phase == "init"]
     assert [one.severity for one in alone] == ["warning"] * count
     assert all("BatchNorms with one image per rank" in one.what for one in alone)
+
+
+@pytest.mark.parametrize(
+    ("batch", "passes", "norm", "is_found"),
+    [
+        (2, 16, "", True),
+        (16, 2, "", True),
+        (32, 2, "", False),
+        (2, 1, "", False),
+        (2, 16, "use_global_stats: true", False),
+        (2, 16, None, False),
+    ],
+)
+def test_iter_size_does_not_enlarge_the_batch_of_a_norm(
+    lint_solvers: LintSolvers, tmp_path: Path, batch: int, passes: int, norm: str | None, is_found: bool
+) -> None:
+    layer = (
+        f'layer {{ name: "bn" type: "BatchNorm" bottom: "data" top: "data" batch_norm_param {{ {norm} }} }}'
+    )
+    text = net_text("TRAIN", "TEST").replace("batch_size: 32", f"batch_size: {batch}")
+    (tmp_path / "own" / "bn.prototxt").write_text(text + (layer if norm is not None else ""))
+    found = lint_solvers({"a": {"net": '"own/bn.prototxt"', "iter_size": passes}})
+    notes = [one for one in found if one.id == "batch-norm-iter-size"]
+    assert [one.severity for one in notes] == ["note"] * is_found
+    assert all(one.what.startswith(f"BatchNorm sees {batch} images at a time") for one in notes)
 
 
 def test_a_flag_unknown_to_our_programs_is_a_warning(lint_recipe: LintRecipe) -> None:

@@ -77,6 +77,23 @@ def test_an_unknown_bottom_made_by_a_later_layer_is_explained(check_text: CheckT
     assert found.write == "move layer 'fc' (InnerProduct), which produces it, above this layer"
 
 
+def test_a_layer_that_would_produce_its_other_tops_twice_is_not_advised(check_text: CheckText) -> None:
+    train = DATA.replace('type: "Data"', 'type: "Data" include { phase: TRAIN }')
+    test = DATA.replace('type: "Data"', 'type: "Data" include { phase: TEST }').replace(' top: "label"', "")
+    name = test.partition('name: "')[2].partition('"')[0]
+    found = check_text(train + test + FC + LOSS)["unknown-bottom"]
+    assert found.write == f"add top: \"label\" to layer '{name}' (Data)"
+    fed = 'layer { name: "in" type: "Input" top: "data" include { phase: TEST } }\n'
+    assert "include" not in check_text(train + fed + FC + LOSS)["unknown-bottom"].write
+
+
+def test_a_missing_bottom_has_its_own_name_in_each_finding(check_text: CheckText) -> None:
+    layer = 'layer { name: "p" type: "Softmax" bottom: "data" bottom: "nowhere" top: "p" }'
+    found = check_text(DATA + layer)
+    assert "takes 1 bottom, not 2" in found["shape-misfit"].what
+    assert found["shape-misfit"].what.endswith("'nowhere', which no layer produces")
+
+
 def test_an_unknown_bottom_made_in_the_other_phase_is_explained(check_text: CheckText) -> None:
     train_only = FC.replace('type: "Inner', 'include { phase: TRAIN } type: "Inner')
     found = check_text(DATA + train_only + LOSS)["unknown-bottom"]
