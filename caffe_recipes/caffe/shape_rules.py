@@ -370,8 +370,13 @@ def _windows(
 
 
 def convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Convolve each bottom with the same weights, which a Deconvolution transposes."""
-    param, bottom = layer.convolution_param, merge(bottoms)
+    """Convolve each bottom with the same weights, which a Deconvolution transposes.
+
+    With Intel's `fusion_type: SUM_FUSION`, a second bottom is added to the only top.
+    """
+    param = layer.convolution_param
+    bottoms = bottoms[:1] if _is_summed(layer) else bottoms
+    bottom = merge(bottoms)
     channel = canonical_axis(bottom, param.axis)
     size = bottom[channel + 1 :]
     kernel, stride, pad = _windows(param, len(size))
@@ -389,6 +394,10 @@ def convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
         weights = (outputs, None if channels is None else channels // group, *kernel)
     top = (*bottom[:channel], outputs, *sizes)
     return [top] * len(bottoms), [weights, (outputs,)][: 1 + param.bias_term]
+
+
+def _is_summed(layer: pb.LayerParameter) -> bool:
+    return bool(getattr(layer.convolution_param, "fusion_type", 0))
 
 
 def dilations(param: pb.ConvolutionParameter, axes: int) -> tuple[int, ...]:
@@ -479,7 +488,7 @@ class ShapeRule(NamedTuple):
     def min_tops(self, layer: pb.LayerParameter) -> int:
         """Return the least number of tops of a layer that has any."""
         if layer.type in ("Convolution", "Deconvolution"):
-            return len(layer.bottom)
+            return 1 if _is_summed(layer) else len(layer.bottom)
         if layer.type == "Filter":
             return len(layer.bottom) - 1
         if layer.type in ("LSTM", "RNN") and layer.recurrent_param.expose_hidden:

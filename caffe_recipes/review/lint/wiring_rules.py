@@ -54,8 +54,8 @@ shape_rule = partial(
 
 # Layers at the end of a net, whose unread tops are results.
 _OUTPUT_TYPES_WORDS = """
-    Accuracy ArgMax BoxAnnotatorOHEM DetectionEvaluate DetectionOutput Filter HDF5Output Parameter
-    Python Reduction Sigmoid Silence Softmax
+    Accuracy ArgMax BoxAnnotatorOHEM DetectionEvaluate DetectionOutput EvalDetection Filter HDF5Output
+    Parameter Python Reduction Sigmoid Silence Softmax TRT
 """
 _OUTPUT_TYPES = frozenset(_OUTPUT_TYPES_WORDS.split())
 # Layers whose backward pass, in place, needs the overwritten bottom, or writes before it reads.

@@ -75,6 +75,8 @@ def test_the_batch_of_nvcaffe_is_divided_among_gpus(tmp_path: Path) -> None:
     assert "blob-too-large" in check(tmp_path, net, "bvlc")
 
 
+SUMMED = "convolution_param { num_output: 6 kernel_size: 1 fusion_type: SUM_FUSION }"
+UNSUMMED = SUMMED.replace("SUM_FUSION", "NONE_FUSION")
 FUSED = "concat_param { per_fla_fuse: true }"
 
 
@@ -84,6 +86,8 @@ FUSED = "concat_param { per_fla_fuse: true }"
         (("a 2 4 3 3", "b 2 6 1 1", "Concat", FUSED, "2 42 1 1"), "intel", False),
         (("a 2 4 3 3", "b 2 6 1 1", "Concat", FUSED, "2 10 1 1"), "intel", True),
         (("a 2 4 3 3", "b 2 6 1 1", "Concat", "concat_param { }", "2 42 1 1"), "intel", True),
+        (("a 2 4 3 3", "b 2 6 3 3", "Convolution", SUMMED, "2 6 3 3"), "intel", False),
+        (("a 2 4 3 3", "b 2 6 3 3", "Convolution", UNSUMMED, "2 6 3 3"), "intel", True),
         (("a 2 4 3 3", "", "Reshape", "reshape_param { pixelshuffler: 2 }", "2 1 6 6"), "intel", False),
         (
             ("a 1 2 5 8 8", "", "Pooling", "pooling_param { kernel_size_3d: 5 kernel_size_3d: 2 "
