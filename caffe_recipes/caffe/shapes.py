@@ -147,18 +147,21 @@ def infer_shapes(
                 check_size(shape)
             _check_stats(apply_stats_batch_size(net, layer), phase, bottoms)
         except MisfitError as error:
-            parts = [
-                f"'{missing[name]}', which no layer produces"
-                if name in missing
-                else f"'{name}' is {show_shape(blobs[name])} (from layer '{producers[name]}')"
-                for name in layer.bottom
-            ]
+            parts = [_describe_bottom(name, blobs, producers, missing) for name in layer.bottom]
             what = ": ".join(filter(None, [str(error), ", ".join(parts)]))
             raise misfit(what, f"fix {'one of these layers' if parts else 'this layer'}") from None
         blobs.update(zip(layer.top, tops, strict=True))
         producers.update(dict.fromkeys(layer.top, layer.name))
         found.append(LayerShapes(layer, tuple(bottoms), tuple(tops), learned))
     return NetShapes(tuple(found), MappingProxyType(blobs))
+
+
+def _describe_bottom(
+    name: str, blobs: Mapping[str, Shape | None], producers: Mapping[str, str], missing: Mapping[str, str]
+) -> str:
+    if name in missing:
+        return f"'{missing[name]}', which no layer produces"
+    return f"'{name}' is {show_shape(blobs[name])} (from layer '{producers[name]}')"
 
 
 def _check_stats(layer: pb.LayerParameter, phase: int, bottoms: Sequence[Shape | None]) -> None:

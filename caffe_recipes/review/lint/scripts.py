@@ -211,6 +211,7 @@ _RANKS = {"-n", "-np", "--n", "--np", "-ntasks", "--ntasks"}
 _PER_NODE = {
     "-ppn", "--ppn", "-perhost", "--ntasks-per-node", "-ntasks-per-node", "-npernode", "--npernode"
 }  # fmt: skip
+_NO_WORD = ("", "", "")
 _HOSTS = re.compile(r",?\w[\w.,\[\]-]*|,")
 _HOST_LISTS = {"-H", "-host", "--host", "-hosts", "--hosts", "-w", "--nodelist"}
 _ATTACHED = re.compile(r"(-n|-np|-N)(\d+)")
@@ -254,11 +255,7 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
     lines = read_lines(text)
     words = list(_words(lines, path))
     launcher = ""
-    split_lists: list[SplitList] = []
-    ends = [("", "", "")] * 2
-    for (word, where, part), (following, _, given), (_, _, rest) in zip(
-        words, [*words[1:], *ends[1:]], [*words[2:], *ends], strict=False
-    ):
+    for (word, where, _), (following, _, _) in zip(words, [*words[1:], _NO_WORD], strict=False):
         if _starts_command(word, commands[-1]):
             commands.append({})
         program = word.rpartition("/")[2]
@@ -268,8 +265,6 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
             launcher = ""
             if following == "test":
                 commands[-1].setdefault("test", (following, where))
-        if launcher and (split := _find_split_list(part, given, rest, where)):
-            split_lists.append(split)
         for name, value in _settings_of_word(word, following, launcher):
             settings[name] = value, where
             commands[-1].setdefault(name, (value, where))
@@ -288,8 +283,19 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
         script,
         is_generated=bool(steps),
         evaluations=tuple(evaluations),
-        split_lists=tuple(split_lists),
+        split_lists=tuple(_split_lists(words)),
     )
+
+
+def _split_lists(words: Sequence[tuple[str, str, str]]) -> Iterator[SplitList]:
+    """Yield the lists of hosts that a space ends, among the options of a launcher."""
+    is_launched = False
+    parts = [part for _, _, part in words]
+    for (word, where, part), given, rest in zip(words, [*parts[1:], ""], [*parts[2:], "", ""], strict=False):
+        program = word.rpartition("/")[2]
+        is_launched = program in _LAUNCHERS | {"#SBATCH"} or (is_launched and program not in _TRAINERS)
+        if is_launched and (split := _find_split_list(part, given, rest, where)):
+            yield split
 
 
 def _find_split_list(part: str, given: str, rest: str, where: str) -> SplitList | None:
