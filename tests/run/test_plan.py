@@ -5,6 +5,7 @@ import re
 import pytest
 
 from caffe_recipes.cluster.profiles import load_profile, parse_profile
+from caffe_recipes.recipe.model import Mlsl
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import find_profile
 from caffe_recipes.run.plan import find_servers, plan_chain, plan_launch
@@ -70,6 +71,14 @@ def test_unset_mlsl_settings_come_from_the_profile() -> None:
     recipe = load_recipe("paper-t2-8192-256n")
     assert find_servers(recipe, load_profile("stampede2-skx")) == (4, (64, 65, 66, 67))
     assert find_servers(load_recipe("digits-local"), load_profile("mpich")) == (None, ())
+
+
+def test_a_recipe_without_servers_has_none_on_a_machine_with_some() -> None:
+    recipe = load_recipe("paper-t2-8192-256n")
+    none = recipe.model_copy(
+        update={"cluster": recipe.cluster.model_copy(update={"mlsl": Mlsl(num_servers=0)})}
+    )
+    assert find_servers(none, load_profile("stampede2-skx")) == (0, ())
 
 
 @pytest.mark.parametrize("name", OF_CAFFE)
