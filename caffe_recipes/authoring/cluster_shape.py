@@ -122,14 +122,17 @@ def find_threads(profile: Profile | None) -> int | None:
     return max(profile.node.cores - len(taken), 1) if profile.node.cores else None
 
 
-def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str, Any], list[str]]:
+def node_values(profile: Profile | None, nodes: int, ranks_per_node: int) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of `cluster` that the machine determines, and notes on them."""
     threads = find_threads(profile)
-    if threads is None:
+    values: dict[str, Any] = {"omp_num_threads": max((threads or 1) // ranks_per_node, 1)}
+    if threads is None and nodes == 1:
+        threads_note = "omp_num_threads: not set, so `run` divides the cores of its machine by the ranks."
+        values = {}
+    elif threads is None:
         threads_note = f"{_ONE_THREAD}."
     else:
         threads_note = f"omp_num_threads: the profile's {threads} per node / {ranks_per_node} ranks."
-    values: dict[str, Any] = {"omp_num_threads": max((threads or 1) // ranks_per_node, 1)}
     if profile is None:
         return values, [threads_note]
     node, notes = profile.node, [f"The nodes are those of the profile {profile.name}.", threads_note]
@@ -146,9 +149,9 @@ def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str,
     return values | {"copy_with": profile.copy_with}, notes
 
 
-def find_uncopied(profile: Profile | None) -> Iterator[str]:
+def find_uncopied(profile: Profile | None, nodes: int) -> Iterator[str]:
     """Yield notes on settings of the machine that are not copied to the recipe or its run.sh."""
-    if find_threads(profile) is None:
+    if find_threads(profile) is None and nodes > 1:
         yield f"warning: {_ONE_THREAD}"
     if profile is None:
         return

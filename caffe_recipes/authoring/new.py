@@ -241,7 +241,7 @@ def make_new(request: RecipeRequest, home: Path = Path()) -> NewRecipe:
     planned = _plan(request, schedule)
     name = request.name or f"{_prefix(request)}-{request.batch}-{request.epochs:g}ep"
     settings = join([one.settings for one in planned], _starts(planned))
-    node, node_notes = node_values(request.profile, ranks_per_node)
+    node, node_notes = node_values(request.profile, nodes, ranks_per_node)
     cluster = {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": batch_per_rank, **node}
     phases = _phases(name, planned, settings)
     values = _values(request, name, cluster, phases)
@@ -259,7 +259,7 @@ def make_new(request: RecipeRequest, home: Path = Path()) -> NewRecipe:
         *request.notes,
         *notes,
         *(f"warning: {one}" for one in warnings),
-        *find_uncopied(request.profile),
+        *find_uncopied(request.profile, nodes),
     )
     return NewRecipe(recipe, write_recipe(recipe, comments), messages)
 
@@ -404,6 +404,11 @@ def _values(
     test_batch = _divisor(request.test_images)
     transform = request.transform
     trainer = request.trainer or _default_trainer(request.profile, cluster["nodes"])
+    test_iter, epoch_iter = math.ceil(request.test_images / test_batch), request.images / request.batch
+    # Each rank tests all of the test images, so a cluster's recipe tests only its models.
+    is_watched = trainer == OUR_TRAINER
+    tests = {"test_iter": test_iter, "test_interval": max(round(epoch_iter), 1)} if is_watched else {}
+    device = {} if is_watched and cluster["nodes"] == 1 else {"solver_mode": "CPU"}
     train = {
         "lmdb": request.lmdb,
         "images": request.images,
@@ -425,12 +430,15 @@ def _values(
         "trainer": trainer,
         "prototxt_dir": f"prototxt/{name}",
         "net": request.net,
-        "nets": {"train_val": dict(transform.augmented), "train_val_noaug": {"test": False}},
+        "nets": {
+            "train_val": dict(transform.augmented),
+            "train_val_noaug": {} if trainer == OUR_TRAINER else {"test": False},
+        },
         "data": {"train": train, "test": test, **transform.shared},
         "cluster": cluster,
-        "solver": {"momentum": paper_rules.MOMENTUM, "display": _DISPLAY, "solver_mode": "CPU"},
+        "solver": {"momentum": paper_rules.MOMENTUM, "display": _DISPLAY, **device, **tests},
         "phases": [{**phase, **_slow_display(trainer, phase["max_iter"])} for phase in phases],
-        "evaluation": {"net": "train_val", "iterations": math.ceil(request.test_images / test_batch)},
+        "evaluation": {"net": "train_val", "iterations": test_iter},
     }
     accept = list(_accept(phases))
     return values | ({"accept": accept} if accept else {})
@@ -476,6 +484,14 @@ def _divisor(images: int) -> int:
     return next((size for size in sizes if images % size == 0), sizes[0])
 
 
+def _solver_lines(recipe: Recipe) -> Iterator[str]:
+    """Yield comments on the tests, and on what is left to the machine."""
+    if recipe.solver.test_interval:
+        yield "Tested once per epoch; `run` shows the accuracy of the last test."
+    if recipe.chooses_device:
+        yield "solver_mode: not set, so `run` uses a GPU if PyTorch finds one, and else the CPU."
+
+
 def _comments(
     request: RecipeRequest,
     recipe: Recipe,
@@ -493,6 +509,7 @@ def _comments(
         ],
         ("net",): [_NET_FROM] if "builder" in request.net else ["As given."],
         ("nets",): ["As in the published nets; train_val_noaug is for the collapse (section V-B)."],
+        ("solver",): [*_solver_lines(recipe)],
         ("data",): [request.transform.why],
         ("cluster",): [f"{ranks} x {recipe.cluster.batch_per_rank:,}.", *node_notes],
         ("solver", "momentum"): ["Section IV-B."],

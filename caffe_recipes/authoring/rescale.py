@@ -293,9 +293,8 @@ def _resize_cluster(recipe: Recipe, change: RescaleTarget) -> dict[str, Any]:
     if recipe.net.builder not in (None, "resnet_small"):
         check_batch_per_rank(each, option)
     values: dict[str, Any] = old.model_dump(exclude_defaults=True, exclude_none=True)
-    if change.ranks_per_node and change.ranks_per_node != old.ranks_per_node:
-        cores = old.omp_num_threads * old.ranks_per_node
-        values["omp_num_threads"] = max(cores // ranks_per_node, 1)
+    if old.omp_num_threads is not None:
+        values["omp_num_threads"] = max(old.omp_num_threads * old.ranks_per_node // ranks_per_node, 1)
     return values | {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": each}
 
 

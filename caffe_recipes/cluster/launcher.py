@@ -37,14 +37,14 @@ _WITH_MODULES = (
 )
 
 
-def thread_environment(omp_num_threads: int, kmp_affinity: str | None = None) -> dict[str, str]:
-    """Return the OpenMP variables of a rank, in the order in which they are rendered.
+def thread_environment(omp_num_threads: int | None, kmp_affinity: str | None = None) -> dict[str, str]:
+    """Return the OpenMP variables of a rank that are given, in the order in which they are rendered.
 
     >>> thread_environment(22)
     {'OMP_NUM_THREADS': '22'}
     """
     pinning = {} if kmp_affinity is None else {"KMP_AFFINITY": kmp_affinity}
-    return {"OMP_NUM_THREADS": str(omp_num_threads), **pinning}
+    return ({} if omp_num_threads is None else {"OMP_NUM_THREADS": str(omp_num_threads)}) | pinning
 
 
 def mlsl_environment(num_servers: int | None, server_affinity: Sequence[int]) -> dict[str, str]:

@@ -79,6 +79,12 @@ def find_device(
     return f"cuda:{gpu}"
 
 
+def list_gpus() -> list[str]:
+    """Return a line for each GPU that PyTorch can use, with its number and its name."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [f"GPU {number}: {torch.cuda.get_device_name(number)}" for number in range(count)]
+
+
 def prepare(
     param: pb.SolverParameter,
     path: str,

@@ -77,7 +77,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
         given.pop(name, None)
     if len(commands) != 1:
         what = "no command" if not commands else f"{len(commands)} commands: {' '.join(commands)}"
-        raise InputError("", what, "give one: train, test, predict, version")
+        raise InputError("", what, f"give one: {', '.join(COMMANDS)}")
     return commands[0], Flags(**given)  # type: ignore[arg-type]
 
 
@@ -111,6 +111,7 @@ usage:
   caffe-torch test -model FILE -weights FILE[,FILE] [-iterations N]
   caffe-torch predict -model FILE -weights FILE[,FILE] -out FILE.npz
                       [-source LMDB]
+  caffe-torch device_query
   caffe-torch version
 
   -out FILE.npz          write the input of the last softmax (images x classes)
@@ -308,10 +309,18 @@ def _version(flags: Flags) -> int:
     return 0
 
 
+def _device_query(flags: Flags) -> int:
+    from caffe_recipes.engine import commands  # imports torch
+
+    print("\n".join(commands.list_gpus()) or "no GPU that PyTorch can use")
+    return 0
+
+
 COMMANDS: dict[str, Callable[[Flags], int]] = {
     "train": _train,
     "test": partial(_on_rank_0, _test),
     "predict": partial(_on_rank_0, _predict),
+    "device_query": _device_query,
     "version": _version,
 }
 

@@ -22,6 +22,9 @@ def find_contradictions(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]
     """Yield (location, what is wrong, hint) for each contradiction."""
     from caffe_recipes.recipe.model import Recipe  # pydantic
 
+    if recipe.cluster.omp_num_threads is None and recipe.cluster.nodes > 1:
+        what = f"missing, and {recipe.cluster.nodes:,} nodes may have different cores"
+        yield ("cluster", "omp_num_threads"), what, "give the cores of a node divided by its ranks"
     yield from _of_caffe(recipe) if isinstance(recipe, Recipe) else _of_tensorflow(recipe)
     yield from _wrong_records(recipe)
     yield from _wrong_groups(recipe)
@@ -63,7 +66,7 @@ def _of_tensorflow(recipe: TensorFlowRecipe) -> Iterator[tuple[Location, str, st
     if cluster.mlsl:
         yield ("cluster", "mlsl"), "TensorFlow does not use MLSL servers", "remove it"
     if cluster.omp_num_threads != run.intra_threads:
-        what = f"{cluster.omp_num_threads}, but tensorflow.intra_threads is {run.intra_threads}"
+        what = f"{cluster.omp_num_threads or 'missing'}, but tensorflow.intra_threads is {run.intra_threads}"
         yield ("cluster", "omp_num_threads"), what, "make them equal"
 
 

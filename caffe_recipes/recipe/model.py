@@ -114,7 +114,9 @@ class SolverSettings(Value):
     test_interval: Count | None = None
     test_initialization: bool | None = None
     snapshot: Count | None = Field(None, description="default: max_iter, one snapshot at the end")
-    solver_mode: Literal["CPU", "GPU"] | None = None
+    solver_mode: Literal["CPU", "GPU"] | None = Field(
+        None, description="default: GPU, as Caffe's; with caffe-torch on one node, `run` chooses"
+    )
     random_seed: CountOrZero | None = None
 
 
@@ -331,7 +333,9 @@ class Cluster(Value):
     nodes: Count
     ranks_per_node: Count
     batch_per_rank: Count
-    omp_num_threads: Count
+    omp_num_threads: Count | None = Field(
+        None, description="threads of a rank; default: on one node, `run` divides its cores by the ranks"
+    )
     kmp_affinity: Text | None = None
     mlsl: Mlsl | None = None
     fabric: Literal["psm2"] | None = None
@@ -515,6 +519,12 @@ class Recipe(Loaded):
     def net_path(self, net: str) -> str:
         """Return the path under the Caffe root of one of the recipe's `nets`."""
         return posixpath.join(self.nets_dir or self.prototxt_dir, f"{net}.prototxt")
+
+    @property
+    def chooses_device(self) -> bool:
+        """Whether `run` chooses the CPU or a GPU: on one node with caffe-torch, if no solver_mode is set."""
+        is_open = self.trainer == OUR_TRAINER and self.cluster.nodes == 1
+        return is_open and not any(phase.solver_mode for phase in self.phases)
 
     def phase(self, name: str) -> Phase:
         """Return a phase by name; raises KeyError for an unknown name."""

@@ -38,6 +38,8 @@ def build_solver(recipe: Recipe, phase: Phase) -> pb.SolverParameter:
     where = f"{recipe.name}: phase '{phase.name}'"
     settings = {key: getattr(phase, key) for key in Phase.model_fields if key not in _OURS}
     given = {"net": recipe.net_path(phase.net), "snapshot": phase.snapshot_every_iter}
+    if recipe.chooses_device:
+        given["solver_mode"] = "CPU"  # `run` gives caffe-torch a GPU with --gpu, which overrides this
     solver = build_message(pb.SolverParameter, where, settings | given)
     for fault in check_rates(solver):
         raise RecipeError(where, str(fault), "correct the schedule")
@@ -69,6 +71,8 @@ def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mappi
         stopped = f"stopped at {phase.stop_iter}, {epochs_of(phase.stop_iter, batch, images):.2f} epochs"
         comments["max_iter"] = Comment(beside=stopped)
     comments["base_lr"] = Comment(above=tuple(_rate_lines(solver, phase.last_iter)))
+    if recipe.chooses_device:
+        comments["solver_mode"] = Comment(beside="`caffe-recipes run` uses a GPU if PyTorch finds one")
     decay = _times_before(recipe, phase)
     if decay:
         comments["weight_decay"] = Comment(beside=decay)

@@ -43,7 +43,7 @@ def render_run_script(recipe: Recipe) -> str:
         "cluster": cluster,
         "header": header_line(recipe),
         "derived": above_script(recipe),
-        "threads": " ".join(f"{name}={shlex.quote(value)}" for name, value in threads.items()),
+        "threads": " ".join(_thread_words(recipe, threads)),
         "mlsl": mlsl_environment(cluster.mlsl.num_servers, cluster.mlsl.server_affinity)
         if cluster.mlsl
         else {},
@@ -58,6 +58,15 @@ def render_run_script(recipe: Recipe) -> str:
         "lmdb_hint": lmdb_hint(recipe, recipe.data.train.source),
     }
     return templates().get_template("run.sh.j2").render(values)
+
+
+def _thread_words(recipe: Recipe, threads: dict[str, str]) -> list[str]:
+    """Return the variables of a rank as words for bash, which divides the cores if no threads are given."""
+    words, ranks = [f"{name}={shlex.quote(value)}" for name, value in threads.items()], recipe.cluster.ranks
+    if recipe.cluster.omp_num_threads is None:
+        cores = f"$(nproc) / {ranks}"
+        words.append("OMP_NUM_THREADS=" + (f"$(({cores} ? {cores} : 1))" if ranks > 1 else "$(nproc)"))
+    return words
 
 
 def _plan_launch(recipe: Recipe, threads: dict[str, str]) -> RankLaunch:

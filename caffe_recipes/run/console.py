@@ -37,7 +37,7 @@ _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "failed": ("failed"
 _MARK, _SUBJECT = 8, 15
 # The columns of the progress line that are dropped on a narrow terminal, in this order.
 _BAR = "bar"
-_DROPPED = ("rate", "speed", _BAR, "phase left", "loss", "run left", "iteration")
+_DROPPED = ("rate", "speed", _BAR, "phase left", "loss", "test", "run left", "iteration")
 _SHORTEST_BAR, _LONGEST_BAR = 6, 20
 
 
@@ -274,16 +274,20 @@ def _columns_of(progress: Progress, *, is_narrow: bool = False) -> dict[str, str
     phase_form, run_form = (
         ("left {:>6}", "run {:>6}") if is_narrow else ("phase {:>7} left", "run {:>8} left")
     )
-    return {
+    columns = {
         "phase": f"{progress.phase:{max(map(len, names))}} {number}",
         _BAR: "",
         "iteration": f"{progress.iteration:{digits}}/{progress.last_iter:<{digits}}",
         "rate": _pad("lr {:<10.5g}", progress.rate),
         "loss": _pad("loss {:<7}", progress.loss, _write_loss),
+        "test": _pad("test {:>6.2%}", progress.test_accuracy),
         "speed": _pad("{:>6,.0f}/s" if is_narrow else "{:>6,.0f} images/s", progress.images_per_s),
         "phase left": _pad(phase_form, progress.phase_left_s, partial(write_clock, is_short=is_narrow)),
         "run left": _pad(run_form, progress.chain_left_s, partial(write_clock, is_short=is_narrow)),
     }
+    if progress.test_accuracy is None:  # most runs do not test while they train
+        del columns["test"]
+    return columns
 
 
 def _say_at_end(line: Text, text: str) -> Text:

@@ -45,7 +45,7 @@ from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import split_row
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.events import Event, Notice
+from caffe_recipes.run.events import Chosen, Event, Notice
 from caffe_recipes.run.folders import RUNS, check_root, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
@@ -143,6 +143,7 @@ class Setting:
     options that the installed launcher does not know; these are `refused_options`. `spares` are the hosts of
     the hostfile beyond those that get ranks; they are not connected yet, which `connect` does. With
     `side_by_side` branches train on them. `stale` is as in FoundHosts. `start` starts the trainer.
+    `chosen` is what the recipe leaves to the machine; `recipe` has the chosen threads.
     """
 
     recipe: AnyRecipe
@@ -162,6 +163,7 @@ class Setting:
     policy: Policy = field(default_factory=Policy)
     side_by_side: bool = False
     start: StartTrainer = launch_trainer
+    chosen: Chosen = field(default_factory=Chosen)
 
     @property
     def trainer(self) -> Trainer:
@@ -176,7 +178,7 @@ class Setting:
     def training_argv(self, arguments: Sequence[str], hostfile: str) -> tuple[str, ...]:
         """Return the argv that starts the trainer on every rank."""
         launch = self.launch(hostfile)
-        return launch.argv(launch.in_container((self.program, *arguments)))
+        return launch.argv(launch.in_container((self.program, *arguments, *self.chosen.arguments)))
 
     def trainer_argv(self, arguments: Sequence[str]) -> tuple[str, ...]:
         """Return the argv that starts the trainer without a launcher, on this machine."""

@@ -23,7 +23,7 @@ from caffe_recipes.review.naming import shipped_names
 from caffe_recipes.run.plan import find_step, find_trainer, plan_steps
 from caffe_recipes.run.trainer import Checkpoint, Training
 from caffe_recipes.units import describe_bytes, describe_duration
-from caffe_recipes.wording import describe_count, describe_names
+from caffe_recipes.wording import describe_count, describe_names, join_names
 
 
 @dataclass(frozen=True)
@@ -244,6 +244,43 @@ class RunStarted(Event):
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the folder of the run."""
         return f"{folder}: log and state of this run; process {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True)
+class Chosen(Event):
+    """What the recipe leaves to the machine: the OpenMP threads of a rank, and the GPU (None: the CPU)."""
+
+    name = "chosen"
+    threads: int | None = None
+    chooses_device: bool = False
+    gpu: int | None = None
+    gpu_name: str = ""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The trainer's arguments that select the GPU."""
+        return () if self.gpu is None else (f"--gpu={self.gpu}",)
+
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
+        """Return the line to print; "" if nothing was left open."""
+        return self.describe()
+
+    def describe(self) -> str:
+        """Return what was chosen, and how to choose it; "" if nothing was left open.
+
+        >>> Chosen(threads=4).describe()
+        'chosen for this machine: 4 threads per rank; to choose yourself, set cluster.omp_num_threads'
+        """
+        parts, keys = [], []
+        if self.threads is not None:
+            parts.append(f"{describe_count(self.threads, 'thread')} per rank")
+            keys.append("cluster.omp_num_threads")
+        if self.chooses_device:
+            device = "the CPU, since PyTorch finds no GPU"
+            parts.append(device if self.gpu is None else f"GPU {self.gpu} ({self.gpu_name})")
+            keys.append("solver.solver_mode")
+        hint = f"to choose yourself, set {join_names(keys)}"
+        return f"chosen for this machine: {', and '.join(parts)}; {hint}" if parts else ""
 
 
 @dataclass(frozen=True)

@@ -482,7 +482,7 @@ def _run_test(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None
     """Run a test process to its end, or end it if its log stalls; return the log, and how it stalled."""
     setting, tail, pace = run.setting, run.read_log(log), LogPace(run.setting.policy.stall_s)
     stalled: str | None = None
-    argv = setting.trainer_argv(testing.arguments)
+    argv = setting.trainer_argv((*testing.arguments, *setting.chosen.arguments))
     environment = {**setting.environment, **testing.environment}
     make_room(run.path(log), run.notify)
     trainer = TrainerProcess(run.path(log))

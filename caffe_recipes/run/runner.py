@@ -21,6 +21,7 @@ from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.branches import BranchPlan, BranchThreads, on_hosts, plan_branches
+from caffe_recipes.run.choices import choose_for_machine
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import (
     Connect,
@@ -32,7 +33,15 @@ from caffe_recipes.run.context import (
     check_submitted,
     find_setting,
 )
-from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete, is_trained
+from caffe_recipes.run.events import (
+    Chosen,
+    Failed,
+    RunStarted,
+    RunState,
+    describe_finished,
+    is_complete,
+    is_trained,
+)
 from caffe_recipes.run.folders import (
     RUNS,
     check_resumable,
@@ -141,7 +150,8 @@ def run_chain(
         state = latest.state() if latest else RunState()
         if latest and is_finished(recipe, steps, state):
             return report_finished(recipe, options, steps, folder, state, reporter)
-        setting = replace(find_setting(recipe, options, _closing(connect, stack)), start=start)
+        found = find_setting(recipe, options, _closing(connect, stack))
+        setting = replace(choose_for_machine(found), start=start)
         name = f"{RUNS}/{folder.name}"
         plan = plan_chain(recipe, name, options.until)
         check_interval(plan, setting.policy.checkpoint_every)
@@ -176,6 +186,8 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
     run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
     run.emit(RunStarted.here(around.job, around.restarts))
+    if run.setting.chosen != Chosen():
+        run.emit(run.setting.chosen)
     for line in describe_finished(run.journal.state().finished, run.setting.recipe, run.folder):
         run.reporter.say(line)
     with BranchThreads(run, planned.beside) as branches:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +47,7 @@ class Progress:
     `phases` are all phases of the run, with their last iterations. `waited` is what the trainer waited for
     lately, as shares of the time, if its log reports it. `next_iter` is the iteration whose loss the log
     shows next, which gives the speed; None if the speed is known already, or if no loss is to follow.
+    `test_accuracy` is that of the last test, from 0 to 1.
     """
 
     phase: str
@@ -60,6 +61,7 @@ class Progress:
     phases: Mapping[str, int] = field(default_factory=dict)
     waited: str | None = None
     next_iter: int | None = None
+    test_accuracy: float | None = None
 
     @property
     def waits_for(self) -> str:
@@ -199,7 +201,19 @@ def measure(
         phases,
         summary.waited,
         next_display(iteration + 1, display_iter, last_iter) if speed is None else None,
+        last_value(value for _, value in accuracies(summary)),
     )
+
+
+_ACCURACIES = ("top-1", "top1", "accuracy", "acc")
+
+
+def accuracies(summary: LogSummary) -> Iterator[tuple[int, float]]:
+    """Yield the iteration and the accuracy of each test, by the names that such outputs usually have."""
+    for test in summary.tests:
+        found = [value for name, value in test.outputs.items() if name.lower().endswith(_ACCURACIES)]
+        if found:
+            yield test.iteration, found[-1]
 
 
 def next_display(iteration: int, display_iter: int, last_iter: int) -> int | None:
@@ -256,7 +270,6 @@ def find_divergence(losses: Mapping[int, float]) -> str | None:
 
 # How close, relatively, the loss and the accuracy of a net that learns nothing are to those of guessing.
 _NEAR_LOSS, _NEAR_ACCURACY = 0.02, 0.2
-_ACCURACIES = ("top-1", "accuracy")
 
 
 def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str | None:
@@ -274,12 +287,7 @@ def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str |
     if is_epoch and chance and all(abs(loss - chance) <= _NEAR_LOSS * chance for loss in recent):
         what = f"the loss has stayed at ln({classes}) = {chance:.4g} for an epoch"
         return f"{what}: the net is only guessing; check labels, base_lr and mean"
-    right = [
-        value
-        for test in summary.tests
-        for name, value in test.outputs.items()
-        if test.iteration >= epoch_iter and name.endswith(_ACCURACIES)
-    ][-2:]
+    right = [value for at, value in accuracies(summary) if at >= epoch_iter][-2:]
     if classes > 1 and len(right) == 2 and max(right) <= (1 + _NEAR_ACCURACY) / classes:
         what = f"the accuracy is {100 * right[-1]:.3g}% after an epoch"
         return f"{what}, no better than guessing among {classes} classes; check labels, base_lr and mean"

@@ -225,6 +225,20 @@ def test_a_machine_of_unknown_cores_gets_one_thread_and_that_is_reported(profile
     assert note.startswith("warning: omp_num_threads: 1, since")
 
 
+def test_a_recipe_for_one_machine_leaves_threads_and_device_to_it_and_is_tested_once_per_epoch() -> None:
+    made = make_new(RecipeRequest(50_000, 100, 30))
+    assert (made.recipe.cluster.nodes, made.recipe.cluster.omp_num_threads) == (1, None)
+    assert {phase.solver_mode for phase in made.recipe.phases} == {None}
+    assert {(phase.test_iter, phase.test_interval) for phase in made.recipe.phases} == {(1000, 500)}
+    assert not [note for note in made.notes if "threads" in note]
+    text = made.text.replace("\n", " ")
+    assert "not set, so `run` divides the cores of its machine by the ranks" in text
+    assert "not set, so `run` uses a GPU if PyTorch finds one, and else the CPU" in text
+    cluster = make_new(RecipeRequest(50_000, 100, 30, trainer="./build/tools/caffe")).recipe
+    assert {phase.solver_mode for phase in cluster.phases} == {"CPU"}
+    assert {phase.test_interval for phase in cluster.phases} == {None}
+
+
 def test_values_between_published_runs_are_reported_as_interpolated() -> None:
     profile = load_profile("stampede2-knl")
     _, short = make_new(RecipeRequest(IMAGENET, 16_384, 40, profile=profile)).notes

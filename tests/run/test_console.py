@@ -40,6 +40,14 @@ def test_a_line_of_progress_shows_rate_loss_speed_and_the_time_left() -> None:
     assert output.getvalue() == f"  {LINE}\n"
 
 
+def test_the_accuracy_of_the_last_test_is_shown_if_there_are_tests() -> None:
+    reporter, output = plain_reporter(Clock())
+    reporter.show_progress(replace(PROGRESS, test_accuracy=0.97531))
+    assert "  loss 2.346    test 97.53%   6,301 images/s  " in output.getvalue()
+    shown = [live_line(width, replace(PROGRESS, test_accuracy=0.97531)) for width in (80, 120)]
+    assert all("test 97.53%" in line for line in shown)
+
+
 def test_values_not_known_yet_are_blank_and_move_no_column() -> None:
     reporter, output = plain_reporter(Clock())
     reporter.show_progress_line(START)

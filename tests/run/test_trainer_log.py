@@ -378,3 +378,13 @@ def test_snapshots_without_the_losses_before_them_are_reported() -> None:
     assert find_unread(written(15), 20, first_iter=10) is None, "nothing was due"
     assert find_unread(written(100), 20, first_iter=90) is None, "a snapshot on request after a resume"
     assert find_unread(LogSummary(), 20) is None
+
+
+def test_the_accuracy_of_progress_is_that_of_the_last_test_with_one() -> None:
+    at = "[0] I1120 11:49:33.587818 6374 solver.cpp:562] "
+    test = [f"{at}Iteration 0, Testing net (#0)", f"{at}    Test net output #0: top-1 = 0.101562"]
+    later = [f"{at}Iteration 40, Testing net (#0)", f"{at}    Test net output #0: loss3/top-1 = 0.75"]
+    begun = f"{at}Iteration 80, Testing net (#0)"
+    text = [*test, *lines((34, 0, "2.3")), *later, f"{at}    Test net output #1: loss3/top-5 = 0.9", begun]
+    seen = [measure(read_log(part), "init", {"init": 100}, 64, 0).test_accuracy for part in ([], test, text)]
+    assert seen == [None, 0.101562, 0.75]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe
+from caffe_recipes.run.choices import choose_for_machine
 from caffe_recipes.run.context import Connect, RunOptions, Setting, find_setting
 from caffe_recipes.run.events import RunState, is_trained
 from caffe_recipes.run.folders import RUNS, check_resumable, next_folder, root_words, run_folders
@@ -118,7 +119,7 @@ def preflight_recipe(recipe: AnyRecipe, options: RunOptions, connect: Connect) -
 
     Raises InputError if the hostfile, the profile or a program is missing.
     """
-    setting = find_setting(recipe, options, connect)
+    setting = choose_for_machine(find_setting(recipe, options, connect))
     existing = run_folders(options.root, recipe.name)
     folders = [] if options.new else existing
     state = load_journal(folders[-1] / JOURNAL) if folders else RunState()
@@ -131,11 +132,16 @@ def preflight_recipe(recipe: AnyRecipe, options: RunOptions, connect: Connect) -
     plan = plan_chain(recipe, f"{RUNS}/{folder.name}")
     check_interval(plan, setting.policy.checkpoint_every)
     try:
-        found = refused + run_preflight(setting, plan, state, under_way)
+        found = [*refused, *_describe_choice(setting), *run_preflight(setting, plan, state, under_way)]
     finally:
         for host in setting.hosts:
             host.close()
     return [_describe_running(setting, running, under_way, found), *found] if running else found
+
+
+def _describe_choice(setting: Setting) -> list[CheckResult]:
+    text = setting.chosen.describe()
+    return [CheckResult("choice", text)] if text else []
 
 
 def _check_latest(folder: Path, state: RunState, recipe: AnyRecipe, options: RunOptions) -> list[CheckResult]:

@@ -178,7 +178,7 @@ def judge_clocks(view: NodeView) -> list[HostProblem]:
 
 def _needed_cores(view: NodeView) -> int:
     cluster = view.setting.recipe.cluster
-    return cluster.ranks_per_node * cluster.omp_num_threads + len(set(_server_cores(view)))
+    return cluster.ranks_per_node * (cluster.omp_num_threads or 1) + len(set(_server_cores(view)))
 
 
 def _memories(view: NodeView) -> tuple[dict[str, int], dict[str, int]]:
@@ -232,8 +232,8 @@ def _judge_cores(view: NodeView, facts: NodeFacts, needed: int) -> Iterator[Host
             yield HostProblem(facts.host, problem, f"correct {hint} in the recipe, or give other hosts")
     yield from _judge_numbering(view, facts)
     if there.cores < needed:
-        threads = f"{cluster.ranks_per_node} x {cluster.omp_num_threads} threads"
-        servers = f" and {needed - cluster.ranks_per_node * cluster.omp_num_threads} cores of MLSL's"
+        threads = f"{cluster.ranks_per_node} x {cluster.omp_num_threads or 1} threads"
+        servers = f" and {len(set(_server_cores(view)))} cores of MLSL's"
         what = f"has {there}, but {threads}{servers if _server_cores(view) else ''} need {needed}"
         yield HostProblem(facts.host, what, _HINT_CORES, fails=False)
     elif facts.usable < min(needed, len(there.numbers)):
