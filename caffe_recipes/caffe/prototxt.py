@@ -63,9 +63,9 @@ def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
     """Parse text into a message. Raises PrototxtError at the first mistake that Caffe would refuse.
 
     >>> from caffe_recipes.caffe import pb
-    >>> parse_prototxt("stage: 'a' levle: 2", pb.NetState, "n.prototxt")
+    >>> parse_prototxt("stage: 'a' level 2", pb.NetState, "n.prototxt")
     Traceback (most recent call last):
-    caffe_recipes.errors.PrototxtError: n.prototxt:1:12: NetState has no field 'levle'; did you mean 'level'?
+    caffe_recipes.errors.PrototxtError: n.prototxt:1:18: expected ':' after 'level', not '2'
     """
     return parse_document(text, path, cls).message
 

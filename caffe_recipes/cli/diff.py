@@ -8,8 +8,8 @@ import sys
 import click
 
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, any_dialect, examples, gather
-from caffe_recipes.cli.streams import echo, echo_text, max_bytes_option, painter
+from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, examples, gather
+from caffe_recipes.cli.streams import any_dialect, echo, echo_text, max_bytes_option, painter
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
 from caffe_recipes.review.diff.report import render_comparison, render_for_git, render_json

@@ -18,14 +18,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from caffe_recipes.caffe.dialects import load_dialects
 from caffe_recipes.errors import CaffeRecipesError, InputError
-
-any_dialect = click.option(
-    "--dialect",
-    type=click.Choice(list(load_dialects())),
-    help="The Caffe that the prototxts are for [default: recognized by their fields]",
-)
 
 
 class GivenPath(click.Path):

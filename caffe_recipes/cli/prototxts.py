@@ -9,8 +9,8 @@ import click
 from caffe_recipes.caffe.dialects.schema import load_lenient, parse_lenient
 from caffe_recipes.caffe.prototxt import render_checked
 from caffe_recipes.caffe.upgrade import upgrade_document
-from caffe_recipes.cli.options import PATH_TEXT, PROTOTXT, any_dialect, examples
-from caffe_recipes.cli.streams import STDIN, echo, max_bytes_option, print_text, read_stdin
+from caffe_recipes.cli.options import PATH_TEXT, PROTOTXT, examples
+from caffe_recipes.cli.streams import STDIN, any_dialect, echo, max_bytes_option, print_text, read_stdin
 from caffe_recipes.errors import CheckFailed
 from caffe_recipes.review.foreign import describe_foreign
 from caffe_recipes.review.rewrites import (

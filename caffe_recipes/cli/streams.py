@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from caffe_recipes.caffe.dialects import load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, encode_prototxt
 from caffe_recipes.cli.options import Whole
 from caffe_recipes.files import read_pieces
@@ -31,6 +32,11 @@ max_bytes_option = click.option(
     default=MOST_BYTES,
     show_default=True,
     help="Refuse files larger than N bytes.",
+)
+any_dialect = click.option(
+    "--dialect",
+    type=click.Choice(list(load_dialects())),
+    help="The Caffe that the prototxts are for [default: recognized by their fields]",
 )
 
 

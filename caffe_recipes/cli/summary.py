@@ -8,8 +8,8 @@ import click
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import NET, PATH, Whole, any_dialect, examples, gather
-from caffe_recipes.cli.streams import echo, echo_rows, max_bytes_option, terminal_width
+from caffe_recipes.cli.options import NET, PATH, Whole, examples, gather
+from caffe_recipes.cli.streams import any_dialect, echo, echo_rows, max_bytes_option, terminal_width
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.foreign import describe_foreign
 from caffe_recipes.review.inspect.summary import (

@@ -198,6 +198,10 @@ class Caffe(Trainer):
             first.setdefault((found.id, found.what), found)
         return tuple(_as_error(found) for found in first.values())
 
+    def chooses_device(self) -> bool:
+        """Return whether a run chooses the CPU or a GPU, since the recipe leaves it open."""
+        return self.recipe.chooses_device
+
     def folders(self) -> tuple[str, ...]:
         """Return the folders under the Caffe root that hold the prototxts."""
         return self.recipe.prototxt_dirs

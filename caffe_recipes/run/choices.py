@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from caffe_recipes.cluster.launcher import thread_environment
 from caffe_recipes.errors import ClusterError
-from caffe_recipes.recipe.model import AnyRecipe, Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.events import Chosen
 from caffe_recipes.run.preflight.nodes import ask_facts
@@ -31,7 +31,7 @@ def choose_for_machine(setting: Setting) -> Setting:
             facts = ask_facts(setting.hosts[0], ())
             cores = min(facts.usable, facts.processors.cores)
             chosen = replace(chosen, threads=max(cores // recipe.cluster.ranks_per_node, 1))
-        if isinstance(recipe, Recipe) and recipe.chooses_device:
+        if setting.trainer.chooses_device():
             gpu, name = _find_gpu(setting)
             chosen = replace(chosen, chooses_device=True, gpu=gpu, gpu_name=name)
     except ClusterError:

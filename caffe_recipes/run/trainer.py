@@ -263,6 +263,10 @@ class Trainer(Protocol):
         """
         return ()
 
+    def chooses_device(self) -> bool:
+        """Return whether a run chooses the CPU or a GPU, since the recipe leaves it open."""
+        return False
+
     def unknown_flags(self) -> tuple[Misspelt, ...]:
         """Return the flags of the recipe that the programs do not know: location, what is wrong, hint."""
         return ()

@@ -188,6 +188,18 @@ def share_schema(one: Message, other: Message) -> tuple[Message, Message]:
     return first, second
 
 
+def to_any(message: Message) -> Message:
+    """Return a message of ours in the schema of all Caffes; one that has foreign names is of such a schema.
+
+    >>> to_any(pb.SolverParameter(base_lr=1)).rampup_interval
+    0
+    """
+    if message.DESCRIPTOR.file is not pb.DESCRIPTOR:
+        return message
+    cls = _find_class(lenient_schema(), message.DESCRIPTOR.name)
+    return cls.FromString(message.SerializePartialToString())
+
+
 def to_ours(message: Message) -> Message:
     """Convert a message of the schema of all Caffes to ours, dropping what our Caffe does not have.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.dialects.schema import parse_lenient, to_ours
+from caffe_recipes.caffe.dialects.schema import parse_lenient, to_any, to_ours
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, empty_file_error, read_prototxt
 from caffe_recipes.caffe.text.parser import V1_TYPE
 from caffe_recipes.caffe.text.writer import string_text
@@ -452,7 +452,7 @@ def convert_to_ours(given: Document[Any], dialect: str) -> tuple[Document[Any], 
     notes: list[Finding] = []
     if any(name.owner == V1_TYPE for name in given.foreign):
         given, notes = upgrade_old(given)
-    whole = None if dialect == OURS else given.message
+    whole = None if dialect == OURS else to_any(given.message)
     document = replace(given, message=to_ours(given.message), given=whole)
     return document, [note.located(given.where) for note in notes]
 

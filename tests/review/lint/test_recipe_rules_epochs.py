@@ -10,6 +10,7 @@ from caffe_recipes.review.lint.recipe_rules import (
     parse_epoch_claims,
     parse_epoch_size,
 )
+from caffe_recipes.wording import describe_count
 from tests.review.conftest import LintSolvers
 
 BASIS = {"images": 32_000, "ranks": 2}  # 500 iterations of 64 an epoch
@@ -121,7 +122,7 @@ def test_the_global_batch_is_the_one_that_the_schedule_was_made_for(
     found = lint_solvers({"a": {"max_iter": "1000 # 32000 / 64 * 2 epochs"}}, ranks=ranks)
     assert [one.values["batch"] for one in found if one.id == "global-batch"] == ([batch] if batch else [])
     if batch:
-        assert f"{ranks} ranks x 32 are {batch} images per iteration" in found[0].what
+        assert f"{describe_count(ranks, 'rank')} x 32 are {batch} images per iteration" in found[0].what
         assert found[0].where.endswith("train_val.prototxt:5:37")
 
 

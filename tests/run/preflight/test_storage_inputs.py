@@ -196,7 +196,7 @@ def test_a_mean_image_of_another_size_than_the_images_is_found(place: Place) -> 
     write_mean(place.root / MEAN, 3, 32, 28)
     what = "has an image of 28x28 pixels and 3 channels, but mean_file is of 28x32 pixels and 3 channels; "
     found = preflight(place)
-    assert found.keys() == {"training data", "test data"}
+    assert found.keys() == {"training data", "test data", "lint"}
     assert found["training data"].startswith(f"{place.root}/data/train_lmdb: {what}")
     write_mean(place.root / MEAN, 1, 28, 28)
     assert "but mean_file is of 28x28 pixels and 1 channel; " in preflight(place)["test data"]
