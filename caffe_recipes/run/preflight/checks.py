@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from caffe_recipes.errors import CaffeRecipesError
@@ -73,6 +73,8 @@ CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
 }
 # Checks that are skipped if another fails.
 _AFTER = {"ranks": "trainer"}
+# Computes for seconds, in which the threads of the others would read no answer.
+_COMPUTES = "lint"
 # The checks of every run; the trainer names the others.
 _OF_EVERY_RUN = ("hosts", "launches", "spares", "cores", "memory", "/tmp", "clock", "launcher")
 
@@ -80,8 +82,9 @@ _OF_EVERY_RUN = ("hosts", "launches", "spares", "cores", "memory", "/tmp", "cloc
 def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> list[CheckResult]:
     """Run all checks and return their findings; nothing on any disk is changed.
 
-    The checks run concurrently, since they mostly wait for hosts. If `under_way` names a training that is
-    running there, launcher and trainer are skipped.
+    The checks run concurrently, since they mostly wait for hosts; the one that computes follows, since hosts
+    have a limited time to answer in. If `under_way` names a training that is running there, launcher and
+    trainer are skipped.
     """
     view = look_at_nodes(setting, plan, state, under_way)
     checks = {subject: CHECKS[subject] for subject in (*_OF_EVERY_RUN, *setting.trainer.checks)}
@@ -89,9 +92,13 @@ def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: s
     futures: dict[str, Future[list[CheckResult]]] = {}
     try:
         for subject, check in checks.items():
-            first = futures.get(_AFTER.get(subject, ""))
-            futures[subject] = pool.submit(_run_check, subject, check, view, first)
-        return [finding for future in futures.values() for finding in future.result()]
+            if subject != _COMPUTES:
+                first = futures.get(_AFTER.get(subject, ""))
+                futures[subject] = pool.submit(_run_check, subject, check, view, first)
+        wait(futures.values())
+        if _COMPUTES in checks:
+            futures[_COMPUTES] = pool.submit(_run_check, _COMPUTES, checks[_COMPUTES], view, None)
+        return [finding for subject in checks for finding in futures[subject].result()]
     except BaseException:  # for example Ctrl-C
         view.commands.stop()
         raise
