@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
+import numpy as np
+
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.caffe.prototxt import load_prototxt
@@ -159,12 +162,12 @@ class ResNetRoot:
 
 
 def write_images(path: Path, count: int) -> None:
-    """Write an LMDB of flat images, 256 pixels square, of as many classes."""
-    pixels = bytes(3 * 256 * 256)
+    """Write an LMDB of encoded flat images, 256 pixels square, of as many classes."""
+    encoded = cv2.imencode(".png", np.zeros((256, 256, 3), np.uint8))[1].tobytes()
     write_datums(
         path,
         (
-            (f"{number:08}", pb.Datum(channels=3, height=256, width=256, data=pixels, label=number))
+            (f"{number:08}", pb.Datum(channels=3, encoded=True, data=encoded, label=number))
             for number in range(count)
         ),
     )
