@@ -55,7 +55,7 @@ def conv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int = 1) 
 def pool_size(size: Dim, kernel: int, stride: int, pad: int, *, is_floor: bool = False) -> Dim:
     """Return the output size of pooling along one axis: rounded up, but no window starts beyond the input.
 
-    `is_floor` is BVLC's `round_mode: FLOOR`.
+    `is_floor` rounds it down instead, as BVLC's `round_mode: FLOOR` and forks' `ceil_mode: false` do.
 
     >>> pool_size(112, kernel=3, stride=2, pad=0), pool_size(112, kernel=3, stride=2, pad=1)
     (56, 57)

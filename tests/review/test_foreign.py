@@ -1,4 +1,4 @@
-"""What is said of names in prototxts that our Caffe does not have."""
+"""What is reported about names in prototxts that our Caffe does not have."""
 
 from __future__ import annotations
 
