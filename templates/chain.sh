@@ -243,7 +243,7 @@ whole_paths() { # PATH...
 # Probes all nodes at once, before anything is written; BARE are the nodes that lack the training LMDB.
 find_lmdbs() {
   local missing='' other='' silent='' refused='' i state bytes digest source_bytes number='(0|[1-9][0-9]{0,18})'
-  whole_paths "$LMDB" "$LMDB_SOURCE"
+  whole_paths "${LMDB:-.}" "$LMDB_SOURCE"
   LMDB_PATH=${WHOLE[0]} SOURCE=${WHOLE[1]:+${WHOLE[1]}/data.mdb}
   SOURCE_DIGEST=$(sh "$NODE" manifest "$SOURCE" | last_answer | sed 's/^manifest //')
   [[ $SOURCE_DIGEST != refused* ]] ||
@@ -255,7 +255,7 @@ find_lmdbs() {
     read -r state bytes digest source_bytes <<<"${ANSWERS[i]}"
     # Bash would run commands in anything else that it calculates with.
     [[ $state == refused || "$bytes $source_bytes" =~ ^$number\ $number$ ]] || state=unreadable
-    [[ $LMDB == /* || $state != @(absent|present) ]] || ((i == 0)) || continue # all nodes share the Caffe root
+    [[ $LMDB == /* || $state != @(absent|present) ]] || [[ -n $LMDB && $i == 0 ]] || continue # one Caffe root for all
     case $state in
       absent) if ((source_bytes)); then BARE+=("${HOSTS[i]}") BYTES=$source_bytes; else missing+=" ${HOSTS[i]}"; fi ;;
       present)
@@ -479,7 +479,7 @@ start_chain() { # INTERFACE [--help]
   command -v -- "$TRAINER" >/dev/null ||
     say "$TRAINER: not found from $PWD; the nodes may have it${EVALUATES:+, but the evaluation needs it here}"
   # Training does not need it, and it may exist by the time of the evaluation.
-  [[ -z $EVALUATES || -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB for the evaluation yet; $LMDB_HINT"
+  [[ -z $EVALUATES || -z $TEST_LMDB || -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB for the evaluation yet; $LMDB_HINT"
   for signal in INT TERM HUP; do trap "interrupted $signal" "$signal"; done
   stage
   for net in "${NETS[@]}"; do place_prototxt "$(net_of "$net")" "$NETS_DIR/$net.prototxt"; done

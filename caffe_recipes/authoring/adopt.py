@@ -21,6 +21,8 @@ from caffe_recipes.authoring.adopt_files import (
     data_values,
     find_cluster,
     find_images,
+    find_other_data,
+    find_sources,
     find_trainer,
     guess_nets,
     has_classifier,
@@ -33,7 +35,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.config import Location, YamlSource, validate
 from caffe_recipes.errors import CaffeRecipesError, InputError
-from caffe_recipes.recipe.model import Phase, Recipe, SolverSettings
+from caffe_recipes.recipe.model import AS_IN_NET, Phase, Recipe, SolverSettings
 from caffe_recipes.render.prototxts import build_net, build_solver
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
@@ -171,7 +173,8 @@ def _values(
     """Return a recipe's values without its net, comments on where the values come from, and notes."""
     folder = found.folder.absolute().name
     trainer, trainer_from = find_trainer(found, options)
-    data, data_notes = _data(found, first, options)
+    other = find_other_data(found.nets.values())
+    data, data_notes = _data_in_nets(found, options, other) if other else _data(found, first, options)
     cluster, cluster_notes = find_cluster(found, options, batch_of(first))
     prototxt_dir, dir_notes = _prototxt_dir(found)
     phases, notes = [], [*cluster_notes, *data_notes, *dir_notes]
@@ -195,12 +198,12 @@ def _values(
         "title": f"{first.message.name or 'A net'} in {phase_count}, adopted from {folder}",
         "trainer": trainer,
         "prototxt_dir": prototxt_dir,
-        "nets": {each: variant_values(net) for each, net in found.nets.items()},
-        "data": data,
+        "nets": {each: variant_values(net, is_data_kept=bool(other)) for each, net in found.nets.items()},
+        **data,
         "cluster": cluster,
         "phases": phases,
     }
-    evaluation = _evaluation(found, data)
+    evaluation = _evaluation(found, values["nets"], data)
     if evaluation:
         values["evaluation"] = evaluation
     return values, {place: lines for place, lines in comments.items() if lines}, notes
@@ -232,7 +235,16 @@ def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, 
     data["train"]["images"], data["test"]["images"] = train, test
     if tested is None:
         notes.append("no net has TEST data: `test` is a placeholder")
-    return data, notes
+    return {"data": data}, notes
+
+
+def _data_in_nets(found: Adopted, options: AdoptOptions, other: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of a recipe whose nets keep their data layers, since they read `other` data."""
+    nets = found.nets.values()
+    (source, _), (tested, batch) = find_sources(nets, pb.TRAIN), find_sources(nets, pb.TEST)
+    train, test, notes = find_images(found, options, source, tested, batch)
+    kept = f"the nets read {other}: they keep their data layers, and runs leave these data alone"
+    return {"images": train, "test_images": test, "data": AS_IN_NET}, [*notes, kept]
 
 
 def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
@@ -262,15 +274,16 @@ def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
     return chosen or ".", notes
 
 
-def _evaluation(found: Adopted, data: Mapping[str, Any]) -> dict[str, Any] | None:
+def _evaluation(found: Adopted, nets: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the evaluation: of the net that the script tests, else of the last phase's net, else of any."""
-    able = [name for name, net in found.nets.items() if variant_values(net).get("test", True)]
+    able = [name for name in found.nets if nets[name].get("test", True)]
     last = found.links[-1].net
     wanted = [found.tested, Path(last.path).stem if last else "", *able]
     net = next((name for name in wanted if name in able), None)
     if net is None:
         return None
-    return {"net": net, "iterations": math.ceil(data["test"]["images"] / data["test"]["batch_size"])}
+    images, (_, batch) = data.get("test_images"), find_sources([found.nets[net]], pb.TEST)
+    return {"net": net, "iterations": math.ceil((images or data["data"]["test"]["images"]) / batch)}
 
 
 def _with_net(
@@ -291,7 +304,8 @@ def _with_net(
             continue
     own = prototxt_net(first, classes, home)
     recipe = make_recipe({**values, "net": own}, str(found.folder), home, options)
-    return recipe, f"read from {Path(first.path).name}; its data layers are replaced by the recipe's"
+    kept = "" if recipe.data.is_in_net else "; its data layers are replaced by the recipe's"
+    return recipe, f"read from {Path(first.path).name}{kept}"
 
 
 def _check_same(recipe: Recipe, found: Adopted) -> list[str]:

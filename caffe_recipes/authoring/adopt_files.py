@@ -7,8 +7,9 @@ The solvers give the phases, their order, and what each starts from; the nets gi
 from __future__ import annotations
 
 import os
+import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +17,15 @@ from typing import Any
 
 from caffe_recipes.authoring.recipe_yaml import clean_name
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layers import batch_size
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, load_document, read_prototxt
+from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.caffe.upgrade import upgrade_solver
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import SolverSettings, Transformation
-from caffe_recipes.render.prototxts import OTHER_READERS
+from caffe_recipes.render.prototxts import FED_BY_PROGRAMS, OTHER_READERS
 from caffe_recipes.review.diff.forms import normalize_all
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
@@ -144,7 +147,7 @@ def _as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[st
     """Return solvers of equal meaning that a recipe can express, and notes on what changes.
 
     A net that is named for training and for tests is named once; an old `solver_type` becomes `type`; fields
-    that recipes lack are left out if they have their default; a snapshot_prefix that is a folder gets a name.
+    that recipes lack are left out if they have their default; a snapshot_prefix without a file name gets one.
     """
     found, notes = [], []
     for solver in solvers:
@@ -160,8 +163,9 @@ def _as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[st
             if value == field.default_value:
                 message.ClearField(field.name)
                 changed.append(f"drops {field.name}, which has its default")
-        if message.snapshot_prefix.endswith("/"):
-            message.snapshot_prefix += phase_name(solver.path)
+        if not message.snapshot_prefix or message.snapshot_prefix.endswith("/"):
+            folder = message.snapshot_prefix or posixpath.join(posixpath.dirname(message.net), "")
+            message.snapshot_prefix = folder + phase_name(solver.path)
             changed.append(f"writes its snapshots to {message.snapshot_prefix}, not to a file without a name")
         found.append(replace(solver, message=message))
         notes += [f"{file} {change}" for change in changed]
@@ -280,27 +284,40 @@ def _with_tested(found: Adopted) -> Adopted:
     return found
 
 
+def find_other_data(nets: Iterable[Net]) -> str:
+    """Return what the nets' data layers read if a recipe's cannot replace them, as in `ImageData`; else "".
+
+    These are layers that read no LMDB, and two for the same phase.
+    Raises InputError for a layer that a program of the user's feeds.
+    """
+    for net in nets:
+        seen: set[int] = set()
+        for index, layer in enumerate(net.message.layer):
+            if layer.type in FED_BY_PROGRAMS and not layer.bottom:
+                what = f"layer '{layer.name}' is fed by a program ({layer.type}), which no recipe starts"
+                hint = "read the data from an LMDB, HDF5 files or a list of images"
+                raise InputError(net.where(f"layer[{index}].type"), what, hint)
+            if layer.type in OTHER_READERS:
+                return str(layer.type)
+            if layer.type != "Data":
+                continue
+            if layer.data_param.backend == pb.DataParameter.LEVELDB:
+                return "a LevelDB"
+            phases = {rule.phase for rule in layer.include if rule.HasField("phase")} or {pb.TRAIN, pb.TEST}
+            if seen & phases:
+                return "two LMDBs"
+            seen |= phases
+        if not seen and (others := _sources(net, pb.TRAIN)):
+            return str(others[0].type)
+    return ""
+
+
 def data_values(net: Net) -> dict[str, Any]:
     """Return the keys of `data` from a net's data layers, without the numbers of images.
 
-    Raises InputError for a net without a Data layer for TRAIN, or with one that does not read an LMDB.
+    Raises InputError for a net without a Data layer for TRAIN.
     """
     train, test = _data_layer(net, pb.TRAIN), _data_layer(net, pb.TEST)
-    for index, layer in enumerate(net.message.layer):
-        if layer.type in OTHER_READERS:
-            what = f"layer '{layer.name}' reads {layer.type}, but recipes support only LMDBs"
-            images = layer.image_data_param.source
-            build = f" (`caffe-recipes data build --images {images} --out LMDB`)" if images else ""
-            hint = f"build an LMDB{build} and write type Data"
-            raise InputError(net.where(f"layer[{index}].type"), what, hint)
-        if layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LEVELDB:
-            where, place = (
-                f"layer[{index}].data_param",
-                "backend" if layer.data_param.HasField("backend") else "",
-            )
-            what = f"layer '{layer.name}' reads a LevelDB, but recipes support only LMDBs"
-            hint = "build an LMDB and write backend: LMDB"
-            raise InputError(net.where(f"{where}.{place}" if place else where), what, hint)
     if train is None:
         raise InputError(net.path, "has no layer of type Data for TRAIN", "add one that reads an LMDB")
     data = train.data_param
@@ -348,16 +365,37 @@ def _transform_values(layer: pb.LayerParameter) -> dict[str, Any]:
 
 def batch_of(net: Net) -> int:
     """Return the batch size per rank; raises InputError if the net gives none."""
-    train = _data_layer(net, pb.TRAIN)
-    if train is None or not train.data_param.batch_size:
-        raise InputError(net.path, "has no batch_size in a Data layer for TRAIN", "add it there")
-    return int(train.data_param.batch_size)
+    size = next(filter(None, map(batch_size, _sources(net, pb.TRAIN))), 0)
+    if not size:
+        raise InputError(net.path, "has no data layer with a batch_size for TRAIN", "add it there")
+    return size
 
 
-def variant_values(net: Net) -> dict[str, Any]:
-    """Return the keys of an entry of `nets`: the augmentation, and whether it has TEST data."""
+def _sources(net: Net, phase: int) -> list[pb.LayerParameter]:
+    """Return the layers of a phase that have no bottoms, among them its data layers."""
+    return [layer for layer in select_layers(net.message, phase) if not layer.bottom]
+
+
+def find_sources(nets: Iterable[Net], phase: int) -> tuple[str, int]:
+    """Return what the first data layer of a phase names as its source, or else "", and its batch size."""
+    for net in nets:
+        for layer in _sources(net, phase):
+            params = (param for field, param in layer.ListFields() if field.message_type)
+            named = (param.source for param in params if isinstance(getattr(param, "source", None), str))
+            if size := batch_size(layer):
+                return next(filter(None, named), ""), size
+    return "", 1
+
+
+def variant_values(net: Net, *, is_data_kept: bool = False) -> dict[str, Any]:
+    """Return the keys of an entry of `nets`: the augmentation, and whether it has TEST data.
+
+    If the net's data layers are kept, so is their augmentation.
+    """
     values: dict[str, Any] = {}
     train = _data_layer(net, pb.TRAIN)
+    if is_data_kept:
+        return {} if _sources(net, pb.TEST) else {"test": False}
     if train is not None and train.transform_param.HasField("random_aspect_ratio_param"):
         ratio = train.transform_param.random_aspect_ratio_param
         values["random_aspect_ratio"] = {
@@ -570,7 +608,7 @@ def find_images(
         )
         count, origin = next(((count, origin) for count, origin in origins if count), (0, ""))
         if not count:
-            raise InputError(source, "the number of images is unknown", "give --images N")
+            raise InputError(source or found.target, "the number of images is unknown", "give --images N")
         counts.append(count)
         if source:
             notes.append(f"{count:,} {word} images: {origin}")

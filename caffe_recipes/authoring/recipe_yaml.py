@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from caffe_recipes.config import FileName, Loader, Location
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.recipe.model import Recipe, SolverSettings, Transformation
+from caffe_recipes.recipe.model import AS_IN_NET, Recipe, SolverSettings, Transformation
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.recipe.source import parse_recipe
 from caffe_recipes.render.tree import write_file
@@ -167,7 +167,11 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """Return the values that a recipe's YAML needs, in the model's order."""
     values = recipe.model_dump(exclude_defaults=True)
     data = values["data"]
-    values["data"] = _transform_last(data | {key: _transform_last(data[key]) for key in ("train", "test")})
+    values["data"] = (
+        AS_IN_NET
+        if recipe.data.is_in_net
+        else _transform_last(data | {key: _transform_last(data[key]) for key in ("train", "test")})
+    )
     shared, phases = share_settings(values["phases"])
     values |= {"solver": shared, "phases": [_in_order(phase) for phase in phases]}
     return {key: values[key] for key in Recipe.model_fields if key in values and (shared or key != "solver")}

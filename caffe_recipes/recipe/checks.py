@@ -55,6 +55,7 @@ def _of_caffe(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
         yield from _wrong_phases(recipe.evaluation.phases or (), names, ("evaluation", "phases"))
     if recipe.ensemble:
         yield from _wrong_phases(recipe.ensemble.members, names, ("ensemble", "members"))
+    yield from _wrong_data_in_net(recipe)
     yield from _wrong_transform(recipe)
     yield from _wrong_input(recipe)
     yield from _wrong_digits(recipe)
@@ -109,6 +110,24 @@ def _wrong_groups(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
     elif groups > 1 and run.flags.get("deterministic"):
         what = "with file groups, the images of a step depend on the number of nodes"
         yield at, what, "remove it, or `deterministic`"
+
+
+def _wrong_data_in_net(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
+    """Find keys that contradict `data: as-in-net`, or that belong to it."""
+    if not recipe.data.is_in_net:
+        for key, beside in (("images", "train.images"), ("test_images", "test.images")):
+            if getattr(recipe, key) is not None:
+                yield (key,), "belongs to `data: as-in-net`", f"write it as data.{beside}"
+        return
+    if recipe.net.builder:
+        what = f"as-in-net, but a net of the builder {recipe.net.builder} has no data layers of its own"
+        yield ("data",), what, "write `train` and `test` under `data`, or give net.prototxt"
+    for name, variant in recipe.nets.items():
+        if variant.random_aspect_ratio:
+            what = "is for the data layers of a recipe, but with `data: as-in-net` the net keeps its own"
+            yield ("nets", name, "random_aspect_ratio"), what, "write random_aspect_ratio_param in the net"
+    if recipe.evaluation and recipe.test_images is None:
+        yield ("evaluation",), "the number of its images is unknown", "write `test_images: N` beside `images`"
 
 
 def _wrong_transform(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:

@@ -69,7 +69,7 @@ def estimate_duration(recipe: AnyRecipe, phase: str | None = None) -> Duration |
     if pace is None:
         return None
     if isinstance(recipe, TensorFlowRecipe):
-        images = (total_images(recipe), recipe.test_images * recipe.cluster.ranks)
+        images = (total_images(recipe), recipe.tested_images * recipe.cluster.ranks)
         training_s, evaluation_s = (number / pace.images_per_s for number in images)
         return Duration(training_s, 0.0, evaluation_s, phases=1)
     return duration_at(recipe, pace.images_per_s, phase)
@@ -94,7 +94,9 @@ def duration_at(
     phases = recipe.phases if phase is None else (recipe.phase(phase),)
     train, tested = recipe.data.train, 0
     if recipe.evaluation is not None and recipe.phases[-1] in phases:
-        tested = recipe.evaluation.iterations * recipe.data.test.batch_size * len(find_evaluated(recipe))
+        test = recipe.data.test  # if the data are as in the net, so is the batch size
+        each = test.images if recipe.data.is_in_net else recipe.evaluation.iterations * test.batch_size
+        tested = each * len(find_evaluated(recipe))
     size_bytes = math.ceil((train.size_gb or 0) * 1e9)
     return Duration(
         training_s=sum(images_of(recipe, each) for each in phases) / images_per_s,
@@ -299,7 +301,7 @@ def _notes(recipe: Recipe, shape: Shape, to_accuracy: float | None) -> Iterator[
         if shape.global_batch > _TO_ACCURACY_IMAGES:
             what = f"{shape.global_batch:,} images per iteration: the paper trained with 4,096"
             yield f"{what}, and says that the same seems to hold for batch sizes of up to 8K to 12K"
-    if recipe.data.train.size_gb is None:
+    if recipe.data.train.size_gb is None and recipe.reads_lmdb:
         yield "staging is not included: the recipe does not give the training LMDB's size_gb"
     tested = [phase.name for phase in recipe.phases if phase.test_interval]
     if tested:

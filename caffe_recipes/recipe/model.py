@@ -10,9 +10,9 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.rates import POLICY_NEEDS
@@ -45,6 +45,9 @@ LrPolicy = Literal["fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc
 # The trainer of a recipe without phases, and the one that runs prototxts on PyTorch.
 TENSORFLOW = "tensorflow"
 OUR_TRAINER = "caffe-torch"
+
+# The value of `data` with which the nets keep their own data layers.
+AS_IN_NET = "as-in-net"
 
 # Caffe reads a missing `power` as 0, a constant rate; a recipe that wants one should say `fixed`.
 _POWERS: tuple[LrPolicy, ...] = ("inv", "poly", "poly_cyc")
@@ -302,6 +305,11 @@ class Data(Transformation):
     )
     prepare: Literal["digits"] | None = Field(None, description="data set to build if the LMDBs are missing")
 
+    @property
+    def is_in_net(self) -> bool:
+        """Whether the nets' own data layers are kept, whatever they read."""
+        return self.train.lmdb == AS_IN_NET
+
     def transform_of(self, part: Literal["train", "test"]) -> Transformation:
         """Return the transformation of one part: its own keys over those of `data`; only TRAIN mirrors."""
         values = {key: getattr(self, key) for key in Transformation.model_fields}
@@ -394,10 +402,9 @@ class Family:
 class Loaded(Value):
     """Base class of recipes; also keeps the folder of the file, the family, and the dialect.
 
-    Its training data are an LMDB if it `reads_lmdb`, or else TFRecords.
+    If it `reads_lmdb`, an LMDB is staged; else TFRecords are, or nothing.
     """
 
-    reads_lmdb: ClassVar[bool] = True
     _folder: Path = PrivateAttr(Path())
     _family: Family | None = PrivateAttr(None)
     _dialect: str = PrivateAttr(OURS)
@@ -407,6 +414,11 @@ class Loaded(Value):
         if isinstance(context, dict):
             self._folder = context.get("folder", Path())
             self._family = context.get("family")
+
+    @property
+    def reads_lmdb(self) -> bool:
+        """Whether its training data are an LMDB that the recipe names."""
+        return False
 
     @property
     def folder(self) -> Path:
@@ -427,7 +439,6 @@ class Loaded(Value):
 class TensorFlowRecipe(Loaded):
     """A recipe that only TensorFlow trains; it has no phases, nets or LMDBs."""
 
-    reads_lmdb: ClassVar[bool] = False
     name: FileName
     title: Text
     source: Text | None = None
@@ -445,7 +456,7 @@ class TensorFlowRecipe(Loaded):
         return self.tensorflow.data.train.images
 
     @property
-    def test_images(self) -> int:
+    def tested_images(self) -> int:
         """Number of images to test on."""
         return self.tensorflow.data.validation.images
 
@@ -463,7 +474,9 @@ class Recipe(Loaded):
     nets_dir: FolderText | None = Field(None, description="folder of shared nets; default: prototxt_dir")
     net: Net
     nets: Frozen[FileName, NetVariant]
-    data: Data
+    images: Count | None = Field(None, description="training images, an epoch; for `data: as-in-net`")
+    test_images: Count | None = Field(None, description="test images; for `data: as-in-net`")
+    data: Data = Field(description="or as-in-net: the nets keep their own data layers, whatever these read")
     cluster: Cluster
     solver: SolverSettings = SolverSettings()
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
@@ -481,12 +494,17 @@ class Recipe(Loaded):
     accept: tuple[Acceptance, ...] = Field((), description="findings of lint that are accepted")
 
     @property
+    def reads_lmdb(self) -> bool:
+        """Whether the recipe names its LMDBs, instead of its nets."""
+        return not self.data.is_in_net
+
+    @property
     def train_images(self) -> int:
         """Number of images to train on."""
         return self.data.train.images
 
     @property
-    def test_images(self) -> int:
+    def tested_images(self) -> int:
         """Number of images to test on."""
         return self.data.test.images
 
@@ -495,6 +513,18 @@ class Recipe(Loaded):
         changed = self.model_copy(update=dict(changes))
         changed._dialect = dialect
         return changed
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _data_in_net(cls, raw: Any, info: ValidationInfo) -> Any:  # noqa: ANN401 - whatever the YAML held
+        images, tested = info.data.get("images"), info.data.get("test_images")
+        if raw == AS_IN_NET:
+            if images is None:
+                raise ValueError(f"{AS_IN_NET} needs `images: N`, the training images of an epoch")
+            parts = {"train": images, "test": tested or 1}
+            made = {part: {"lmdb": AS_IN_NET, "images": count} for part, count in parts.items()}
+            return {**made, "test": {**made["test"], "batch_size": 1}}
+        return raw
 
     @model_validator(mode="before")
     @classmethod

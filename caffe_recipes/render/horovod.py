@@ -145,7 +145,7 @@ def _train(recipe: AnyRecipe, run: HorovodRun) -> _Script:
 
 
 def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
-    testing, images = run.evaluation, recipe.test_images
+    testing, images = run.evaluation, recipe.tested_images
     paths = (
         _RESNET,
         _Path("VALIDATION_DIR", "validation TFRecords"),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.layers import data
+from caffe_recipes.caffe.layers import batch_size, data
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions
 from caffe_recipes.caffe.prototxt import load_document, parse_prototxt, render_prototxt
@@ -123,7 +123,9 @@ Blobs = tuple[str, Sequence[str]]
 _USUAL: Blobs = ("data", ("data", "label"))
 
 # Layers that read images from other sources than an LMDB; a recipe's data layers do not replace them.
-OTHER_READERS = ("ImageData", "HDF5Data", "WindowData", "MemoryData", "AnnotatedData", "VideoData")
+OTHER_READERS = ("ImageData", "HDF5Data", "WindowData", "AnnotatedData", "VideoData")
+# Layers whose data a program of the user's gives them; a Python layer with bottoms is something else.
+FED_BY_PROGRAMS = ("MemoryData", "Python")
 
 
 def build_data_layers(
@@ -208,13 +210,23 @@ def load_own_net(recipe: Recipe) -> pb.NetParameter:
 def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
     """Return the net with its Data layers replaced by the recipe's, which come first if it has none.
 
-    They keep the names and tops of the layers that they replace; all other layers stay unchanged.
+    They keep the names and tops of the layers that they replace; all other layers stay unchanged. So does the
+    whole net of a recipe with `data: as-in-net`.
     """
     origin = recipe.net.prototxt or recipe.net.function
     for layer in net.layer:
+        if layer.type in FED_BY_PROGRAMS and not layer.bottom:
+            what = (
+                f"layer '{layer.name}' of {origin} is fed by a program ({layer.type}), which no recipe starts"
+            )
+            raise RecipeError(recipe.name, what, "read the data from an LMDB, HDF5 files or a list of images")
+    if recipe.data.is_in_net:
+        _check_batch(net, recipe)
+        return net
+    for layer in net.layer:
         if layer.type in OTHER_READERS:
-            what = f"layer '{layer.name}' of {origin} reads {layer.type}, but recipes support only LMDBs"
-            raise RecipeError(recipe.name, what, "remove the layer, or change its type to Data")
+            what = f"layer '{layer.name}' of {origin} reads {layer.type}, which is not an LMDB"
+            raise RecipeError(recipe.name, what, "to keep it, write `data: as-in-net` and `images: N`")
     own = [index for index, layer in enumerate(net.layer) if layer.type == "Data"]
     first = own[0] if own else 0
     others = [layer for layer in net.layer if layer.type != "Data"]
@@ -225,6 +237,16 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
     del result.layer[:]
     result.layer.extend([*others[:first], *build_data_layers(recipe, variant, *blobs), *others[first:]])
     return result
+
+
+def _check_batch(net: pb.NetParameter, recipe: Recipe) -> None:
+    """Raise RecipeError if a data layer of TRAIN reads another number of images than the recipe says."""
+    stated = recipe.cluster.batch_per_rank
+    for layer in net.layer:
+        images = batch_size(layer)
+        if images not in (0, stated) and not any(rule.phase == pb.TEST for rule in layer.include):
+            what = f"layer '{layer.name}' has batch_size {images}, but cluster.batch_per_rank is {stated}"
+            raise RecipeError(recipe.name, what, "make them equal")
 
 
 def _blobs_of(layers: Sequence[pb.LayerParameter], phase: int) -> Blobs:

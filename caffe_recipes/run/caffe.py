@@ -103,9 +103,9 @@ class Caffe(Trainer):
         return tuple(testings)
 
     @property
-    def data_folder(self) -> str:
-        """The folder of the training LMDB on each node."""
-        return self.recipe.data.train.lmdb
+    def data_folder(self) -> str | None:
+        """The folder of the training LMDB on each node; None if the nets name their data."""
+        return self.recipe.data.train.lmdb if self.recipe.reads_lmdb else None
 
     @property
     def data_source(self) -> str | None:
@@ -115,7 +115,7 @@ class Caffe(Trainer):
     @property
     def test_folder(self) -> str | None:
         """The folder of the test LMDB; None if nothing is tested."""
-        is_tested = self.recipe.evaluation is not None or self.tests_on_ranks
+        is_tested = self.recipe.reads_lmdb and (self.recipe.evaluation is not None or self.tests_on_ranks)
         return self.recipe.data.test.lmdb if is_tested else None
 
     @property
@@ -127,9 +127,10 @@ class Caffe(Trainer):
         self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
     ) -> list[FileSet]:
         """Return the LMDB, which every host gets whole; nothing if it does not exist."""
-        folder = root / (source or self.data_source or "")
-        target = str(root / self.data_folder)
-        return [lmdb_set(target, folder, names, root)] if (folder / DATA).exists() else []
+        folder, target = root / (source or self.data_source or ""), self.data_folder
+        if target is None or not (folder / DATA).exists():
+            return []
+        return [lmdb_set(str(root / target), folder, names, root)]
 
     def check_source(self, root: Path, given: Path | None) -> None:
         """Raise InputError without an LMDB to stage from; the copies are compared with it."""

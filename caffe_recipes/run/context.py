@@ -192,7 +192,14 @@ class Setting:
     @property
     def lmdb_hosts(self) -> tuple[Host, ...]:
         """The hosts that need a copy of the training LMDB: only one if it is in the shared Caffe root."""
-        return self.hosts if Path(self.trainer.data_folder).is_absolute() else self.hosts[:1]
+        folder = self.trainer.data_folder
+        return self.hosts if folder and Path(folder).is_absolute() else self.hosts[:1]
+
+    @property
+    def data_path(self) -> str:
+        """The absolute path of the training data on each node; "" if the nets name their data."""
+        folder = self.trainer.data_folder
+        return "" if folder is None else self.path(folder)
 
     @property
     def built_data(self) -> tuple[Path, ...]:
@@ -224,6 +231,8 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
     check_job_hosts(profile, names)
     trainer = find_trainer(recipe)
     path = search_path(ours_first=trainer.is_ours)
+    if options.lmdb_source and trainer.data_folder is None:
+        raise InputError("--lmdb-source", "the recipe has `data: as-in-net`, so nothing is staged", "omit it")
     source = options.lmdb_source or trainer.data_source
 
     def connect_to(name: str) -> Host:

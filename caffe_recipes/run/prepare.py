@@ -86,7 +86,7 @@ def stage_data(run: Run) -> None:
 
     Raises it as well if another user could have put the data, or their source, there.
     """
-    setting, place = run.setting, run.setting.path(run.setting.trainer.data_folder)
+    setting, place = run.setting, run.setting.data_path
     hosts = setting.hosts
     # The plan of staging is not worth printing if this machine is the only host.
     is_worth_printing = len(hosts) > 1 or not hosts[0].is_local

@@ -196,7 +196,7 @@ class TensorFlow(Trainer):
 
     def testings(self, folder: str) -> tuple[Testing, ...]:
         """Return the evaluation of the fetched checkpoint."""
-        run, images = self.recipe.tensorflow, self.recipe.test_images
+        run, images = self.recipe.tensorflow, self.recipe.tested_images
         (step,) = self.steps(folder)
         kept = posixpath.dirname(step.fetched)
         argv = evaluate_argv(

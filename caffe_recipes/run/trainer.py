@@ -177,8 +177,8 @@ class Trainer(Protocol):
         return ()
 
     @property
-    def data_folder(self) -> str:
-        """The folder on each node that holds the training data."""
+    def data_folder(self) -> str | None:
+        """The folder on each node that holds the training data; None if the nets name their data."""
 
     @property
     def data_source(self) -> str | None:
@@ -200,7 +200,7 @@ class Trainer(Protocol):
     @property
     def staged_folders(self) -> tuple[str, ...]:
         """The folders on the nodes to which data are staged."""
-        return (self.data_folder,)
+        return () if self.data_folder is None else (self.data_folder,)
 
     def file_sets(
         self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False

@@ -93,18 +93,6 @@ REFUSED = [
         "mirror: true",
         "mirror: true, but a recipe generates false",
     ),
-    (
-        "train_val",
-        'type: "Data"',
-        'type: "ImageData"',
-        r"train_val.prototxt:\d+:\d+: layer 'data' reads ImageData, but recipes support only LMDBs",
-    ),
-    (
-        "train_val",
-        "backend: LMDB",
-        "backend: LEVELDB",
-        r"train_val.prototxt:\d+:\d+: layer 'data' reads a LevelDB, but recipes support only LMDBs",
-    ),
 ]
 
 
@@ -550,15 +538,50 @@ def test_the_one_solver_that_a_chain_of_solverstates_is_to_become_is_adopted(tmp
     assert generated(made, tmp_path)["solver_full.prototxt"] == messages(folder)["full_solver.prototxt"]
 
 
-def test_images_of_a_list_are_refused_with_the_command_that_builds_their_lmdb(tmp_path: Path) -> None:
-    folder = tmp_path / "zoo"
-    write_zoo_net(folder)
-    write_zoo_solver(folder, "solver")
-    net = folder / "train_test.prototxt"
-    change(net, '"Data"', '"ImageData" image_data_param { source: "flickr/train.txt" }')
-    build = "caffe-recipes data build --images flickr/train.txt --out LMDB"
-    with pytest.raises(CaffeRecipesError, match=rf"build an LMDB \(`{build}`\) and write type Data"):
-        adopt(folder, AdoptOptions(), home=tmp_path)
+READ_BY_THE_NET = {
+    "ImageData": "image_data_param { source: 'flickr/PHASE.txt' batch_size: 10 new_height: 8 new_width: 8 }",
+    "HDF5Data": "hdf5_data_param { source: 'h5/PHASE.txt' batch_size: 10 }",
+    "WindowData": "window_data_param { source: 'windows/PHASE.txt' batch_size: 10 crop_mode: 'warp' } "
+    "transform_param { crop_size: 8 }",
+    "Data": "data_param { source: 'PHASE_leveldb' batch_size: 10 }",
+}
+
+
+@pytest.mark.parametrize("kind", READ_BY_THE_NET)
+def test_what_reads_no_lmdb_is_kept_as_it_is(kind: str, tmp_path: Path) -> None:
+    write_zoo_net(tmp_path / "zoo")
+    write_zoo_solver(tmp_path / "zoo", "solver")
+    net, reads = tmp_path / "zoo" / "train_test.prototxt", READ_BY_THE_NET[kind]
+    for phase in ("TRAIN", "TEST"):
+        lmdb = f'data_param {{ source: "cifar10_{phase}_lmdb" batch_size: 10 backend: LMDB }}'
+        change(net, lmdb, reads.replace("PHASE", phase.lower()))
+    net.write_text(net.read_text().replace('type: "Data"', f'type: "{kind}"'))
+    made = adopt(tmp_path / "zoo", AdoptOptions(images=50, test_images=25), home=tmp_path)
+    assert {"images: 50", "test_images: 25", "data: as-in-net"} < set(made.text.splitlines())
+    assert "they keep their data layers, and runs leave these data alone" in "\n".join(made.notes)
+    again = generated(made, tmp_path)
+    assert again["train_test.prototxt"] == messages(tmp_path / "zoo")["train_test.prototxt"]
+    assert again["solver_main.prototxt"] == messages(tmp_path / "zoo")["solver.prototxt"]
+    assert made.recipe.cluster.batch_per_rank == 10
+    assert made.recipe.evaluation is not None and made.recipe.evaluation.iterations == 3
+
+
+@pytest.mark.parametrize("kind", ["MemoryData", "Python"])
+def test_data_that_a_program_feeds_are_refused(kind: str, tmp_path: Path) -> None:
+    write_zoo_net(tmp_path / "zoo")
+    write_zoo_solver(tmp_path / "zoo", "solver")
+    change(tmp_path / "zoo" / "train_test.prototxt", '"Data"', f'"{kind}"')
+    what = rf"train_test.prototxt:\d+:\d+: layer 'cifar' is fed by a program \({kind}\)"
+    with pytest.raises(CaffeRecipesError, match=what):
+        adopt(tmp_path / "zoo", AdoptOptions(), home=tmp_path)
+
+
+def test_a_solver_without_a_snapshot_prefix_gets_its_phase_s_name(tmp_path: Path) -> None:
+    write_zoo_net(tmp_path / "zoo")
+    change(write_zoo_solver(tmp_path / "zoo", "solver"), "snapshot_prefix: 'zoo/solver'", "")
+    made = adopt(tmp_path / "zoo", AdoptOptions(), home=tmp_path)
+    assert made.recipe.phases[0].snapshot_prefix == "zoo/main"
+    assert any("writes its snapshots to zoo/main" in note for note in made.notes)
 
 
 def test_a_named_file_that_is_not_a_solver_is_refused(tmp_path: Path) -> None:

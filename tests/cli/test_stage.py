@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cli.command_line import call_main
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.lmdbs import make_data
 
@@ -143,3 +144,15 @@ def test_files_staged_by_root_are_neither_replaced_nor_cleaned_by_others(place: 
     done = place.call("--clean", as_user=(*NOBODY, *READS))
     assert done.stdout == "localhost: kept: it was not staged by caffe-recipes\n"
     assert [(path, path.stat().st_ino, path.stat().st_ctime_ns) for path in place.lmdb.iterdir()] == before
+
+
+def test_data_that_the_nets_name_are_left_alone(tmp_path: Path) -> None:
+    recipe = yaml.safe_load((ROOT / "caffe_recipes/recipes/digits-local.yaml").read_text("utf-8"))
+    recipe |= {"data": "as-in-net", "images": 1438, "test_images": 359}
+    recipe["net"] = {"name": "mine", "classes": 10, "prototxt": "mine.prototxt"}
+    recipe["nets"] = {name: {} for name in recipe["nets"]}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    for more in ([], ["--clean"]):
+        done = call_main("stage", "recipe.yaml", *more, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "what its nets read is left alone, so nothing is staged" in done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.recipe.model import Phase
+from caffe_recipes.recipe.model import Phase, validate_frozen
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import parse_any_recipe, parse_recipe
 
@@ -282,3 +282,50 @@ def test_both_sides_of_a_recipe_train_on_the_same_images(old: str, new: str, wha
 def test_a_schedule_that_cannot_be_trained_is_named_with_its_line(old: str, new: str, message: str) -> None:
     assert DIGITS.count(old) == 1
     assert str(refuse(DIGITS.replace(old, new))).startswith(f"mine.yaml:{message}")
+
+
+AS_IN_NET = """
+name: mine
+title: Mine
+trainer: caffe-torch
+prototxt_dir: models/mine
+net: {name: Mine, classes: 3, prototxt: mine.prototxt}
+nets: {train_val: {}}
+images: 50
+test_images: 25
+data: as-in-net
+cluster: {nodes: 1, ranks_per_node: 2, batch_per_rank: 10}
+phases:
+  - {name: main, net: train_val, base_lr: 0.1, lr_policy: fixed, max_iter: 20, snapshot_prefix: mine/main}
+evaluation: {net: train_val, iterations: 3}
+"""
+
+
+def test_with_data_as_in_the_net_the_epochs_follow_from_the_images() -> None:
+    recipe = parse_recipe(AS_IN_NET, "mine.yaml", Path())
+    assert (recipe.train_images, recipe.tested_images, recipe.reads_lmdb) == (50, 25, False)
+    assert validate_frozen(recipe.model_dump()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("images: 50\n", "", "mine.yaml:9: data: as-in-net needs `images: N`"),
+        ("images: 50", "images: 0", "mine.yaml:8: images: must be 1 or more, not 0"),
+        ("test_images: 25\n", "", "evaluation: the number of its images is unknown; write `test_images: N`"),
+        ("images: 50", "images: 19", "the global batch is 20 images, but there are only 19"),
+        ("prototxt: mine.prototxt", "builder: resnet_small", "has no data layers of its own"),
+        ("{train_val: {}}",
+         "{train_val: {random_aspect_ratio: {min_area_ratio: 0.1, aspect_ratio_change: 0.7}}}",
+         "nets.train_val.random_aspect_ratio: is for the data layers of a recipe"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_data_as_in_the_net_is_named(old: str, new: str, error: str) -> None:
+    assert old in AS_IN_NET
+    assert error in str(refuse(AS_IN_NET.replace(old, new, 1)))
+
+
+def test_the_images_of_other_recipes_belong_to_their_parts() -> None:
+    assert "images: belongs to `data: as-in-net`; write it as data.train.images" in str(
+        refuse(DIGITS + "\nimages: 5\n")
+    )

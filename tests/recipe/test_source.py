@@ -354,7 +354,7 @@ def test_a_file_of_caffe_s_is_not_a_recipe(name: str, tmp_path: Path) -> None:
 def test_a_recipe_that_tensorflow_trains_has_images_and_no_phases() -> None:
     recipe = load_any_recipe("tf-digits-local")
     assert isinstance(recipe, TensorFlowRecipe)
-    assert (recipe.train_images, recipe.test_images) == (1438, 359)
+    assert (recipe.train_images, recipe.tested_images) == (1438, 359)
     assert (recipe.cluster.ranks, recipe.cluster.global_batch) == (2, 64)
 
 

@@ -183,8 +183,8 @@ def test_a_net_that_reads_images_from_elsewhere_is_refused_in_one_line(
     own = DATA.replace('"Data"', f'"{kind}"')
     with pytest.raises(RecipeError) as caught:
         build_net(with_prototxt(make_recipe, tmp_path, own + REST), "train_val")
-    what = f"layer 'mnist' of mine.prototxt reads {kind}, but recipes support only LMDBs"
-    assert str(caught.value) == f"digits-local: {what}; remove the layer, or change its type to Data"
+    what = f"layer 'mnist' of mine.prototxt reads {kind}, which is not an LMDB"
+    assert str(caught.value) == f"digits-local: {what}; to keep it, write `data: as-in-net` and `images: N`"
 
 
 def test_a_net_of_data_layers_alone_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -217,4 +217,23 @@ def test_a_bottom_that_nothing_makes_is_named(make_recipe: MakeRecipe, tmp_path:
 def test_other_outputs_than_classes_are_refused_naming_both(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = with_prototxt(make_recipe, tmp_path, REST.replace("num_output: 10", "num_output: 12"))
     with pytest.raises(RecipeError, match=r"layer 'ip' has num_output 12, but net\.classes is 10"):
+        build_net(recipe, "train_val")
+
+
+def test_with_data_as_in_the_net_all_of_it_stays(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    reads = DATA.replace('"Data"', '"ImageData" image_data_param { source: "list.txt" batch_size: 32 }')
+    (tmp_path / "mine.prototxt").write_text(reads + REST)
+
+    def change(raw: dict[str, Any]) -> None:
+        raw |= {"net": {"name": "mine", "classes": 10, "prototxt": "mine.prototxt"}}
+        raw |= {"images": 1438, "test_images": 359, "data": "as-in-net", "nets": {"train_val": {}}}
+        for phase in raw["phases"]:
+            phase["net"] = "train_val"
+        raw["evaluation"]["net"] = "train_val"
+
+    recipe = make_recipe(change)
+    assert build_net(recipe, "train_val") == parse_prototxt(reads + REST, pb.NetParameter)
+    (tmp_path / "mine.prototxt").write_text(reads.replace("32", "16", 1) + REST)
+    what = "layer 'mnist' has batch_size 16, but cluster.batch_per_rank is 32; make them equal"
+    with pytest.raises(RecipeError, match=what):
         build_net(recipe, "train_val")

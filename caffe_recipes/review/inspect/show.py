@@ -276,7 +276,7 @@ def recipe_values(recipe: AnyRecipe, images_per_s: float | None = None) -> dict[
         "source": recipe.source,
         "family": recipe.family.name if recipe.family else None,
         "training_images": recipe.train_images,
-        "test_images": recipe.test_images,
+        "test_images": recipe.tested_images,
         "nodes": cluster.nodes,
         "ranks": cluster.ranks,
         "batch_per_rank": cluster.batch_per_rank,
@@ -340,8 +340,9 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     yield "source", recipe.source or ""
     yield "net", f"{net.name}, {net.classes} classes, by {net.builder or net.prototxt or net.function}"
     size = f", {train.size_gb:g} GB," if train.size_gb else ""
-    yield "training", f"{train.images:,} images{size} in {train.lmdb}"
-    yield "tests", f"{recipe.data.test.images:,} images in {recipe.data.test.lmdb}"
+    own = "the places that the net names" if recipe.data.is_in_net else ""
+    yield "training", f"{train.images:,} images{size} in {own or train.lmdb}"
+    yield "tests", f"{recipe.data.test.images:,} images in {own or recipe.data.test.lmdb}"
     yield "shape", describe_shape(cluster)
     yield "MLSL", _describe_servers(cluster.mlsl)
     yield "trainer", recipe.trainer

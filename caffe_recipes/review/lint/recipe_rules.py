@@ -556,7 +556,7 @@ def _check_flags(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
     values=("tested", "images"),
 )
 def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
-    if recipe.evaluation is None:
+    if recipe.evaluation is None or recipe.data.is_in_net:
         return
     test, iterations = recipe.data.test, recipe.evaluation.iterations
     tested, whole = iterations * test.batch_size, math.ceil(test.images / test.batch_size)

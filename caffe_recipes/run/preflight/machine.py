@@ -348,7 +348,7 @@ def _judge(view: NodeView, spares: Sequence[Host]) -> list[HostProblem]:
 
 def _without_room(view: NodeView) -> Iterator[HostProblem]:
     """Yield the spares that have neither the LMDB nor enough free space for it."""
-    source, lmdb = view.setting.lmdb_source, view.setting.path(view.setting.trainer.data_folder)
+    source, lmdb = view.setting.lmdb_source, view.setting.data_path
     data = source / DATA if source is not None else None
     if data is None or not data.is_file():
         return

@@ -288,15 +288,15 @@ def snapshot_folders(setting: Setting, plan: RunPlan) -> list[str]:
 
 def lmdb_path(setting: Setting) -> str:
     """Return the path of the training LMDB's data file on each host."""
-    return setting.path(f"{setting.trainer.data_folder}/{DATA}")
+    return f"{setting.data_path}/{DATA}"
 
 
 def _questions(setting: Setting, plan: RunPlan) -> list[Question]:
     return [
         ("root", str(setting.root)),
         *([] if setting.profile.container else [("program", setting.path(setting.program))]),
-        *(("file", path) for path in (lmdb_path(setting), *map(setting.path, setting.trainer.mean_files))),
-        ("folder", setting.path(setting.trainer.data_folder)),
+        *([("file", lmdb_path(setting)), ("folder", setting.data_path)] if setting.data_path else []),
+        *(("file", setting.path(path)) for path in setting.trainer.mean_files),
         *(("text", setting.path(path)) for path in plan.files),
         *(("folder", folder) for folder in snapshot_folders(setting, plan)),
         *(("snapshots", prefix) for prefix in snapshot_prefixes(setting, plan)),

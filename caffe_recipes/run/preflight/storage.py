@@ -212,6 +212,9 @@ def _judge_folder(near: Path, names: Sequence[str], writes: MayWrite) -> InputEr
 _SAMPLE = 2000
 
 
+_IN_NETS = "as the nets name them; neither staged nor checked"
+
+
 def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     """Check the LMDB to stage, and what each host has at its path.
 
@@ -219,6 +222,8 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     another user could have put there.
     """
     setting, source = view.setting, view.setting.lmdb_source
+    if not setting.data_path:
+        return [CheckResult("training data", _IN_NETS, is_checked=False)]
     if source is not None and (source / DATA).exists():
         check_source_access(setting.root, [str(source)])
         records, warnings = _check_records(source, view, "train")
@@ -235,6 +240,8 @@ def check_test_lmdb(view: NodeView) -> list[CheckResult]:
     phases = [recipe.phase(step.phase) for step in view.plan.trainings]
     if not view.plan.testings and not any(phase.test_iter for phase in phases):
         return [CheckResult("test data", "not needed", is_checked=False)]
+    if not setting.data_path:
+        return [CheckResult("test data", _IN_NETS, is_checked=False)]
     if path in setting.built_data and not path.exists():
         return [CheckResult("test data", _builder(view, path, "test"), is_checked=False)]
     if problems := _find_untrusted(view, "test"):
@@ -254,7 +261,7 @@ def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResul
     setting, hosts = view.setting, view.answered(view.setting.lmdb_hosts)
     if not hosts:
         return view.skip_unreachable("training data", [host.name for host in setting.lmdb_hosts])
-    lmdb = setting.path(setting.trainer.data_folder)
+    lmdb = setting.data_path
     files = lmdb_set(lmdb, folder, [host.name for host in hosts], setting.root)
     env = find_staging_env(setting.profile, setting.how)
     plan = plan_from(*survey(hosts, files, env.cache), env)
@@ -587,7 +594,7 @@ def _space_problem(disk: _Disk) -> HostProblem:
 
 def _add_lmdb(view: NodeView, facts: NodeFacts, disks: Mapping[str, _Disk]) -> None:
     """Add the LMDB to its disk, if it is still to be staged there."""
-    source, lmdb = view.setting.lmdb_source, view.setting.path(view.setting.trainer.data_folder)
+    source, lmdb = view.setting.lmdb_source, view.setting.data_path
     if source is None or facts.sizes[lmdb_path(view.setting)][0] is not None:
         return
     data, disk = source / DATA, disks.get(facts.folders[lmdb].disk)
