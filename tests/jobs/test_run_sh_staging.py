@@ -12,6 +12,8 @@ import pytest
 
 from caffe_recipes.cluster.staging.file_sets import find_source, hash_source
 from caffe_recipes.cluster.staging.relay import STAMP, file_digest
+from caffe_recipes.recipe.model import Recipe, validate_frozen
+from caffe_recipes.render.scripts import render_run_script
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import StandInCluster
@@ -284,3 +286,17 @@ def test_a_verified_copy_of_another_source_is_refused(bare: StandInCluster) -> N
     (bare.root / SOURCE / "data.mdb").write_text(COPIED.upper())
     save_manifest(bare)
     assert "not a copy of LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)
+
+
+def test_data_that_the_nets_name_are_neither_asked_about_nor_copied(bare: StandInCluster) -> None:
+    raw = bare.recipe.model_dump() | {"images": 1_281_167, "test_images": 50_000, "data": "as-in-net"}
+    raw["net"] = {"name": "mine", "classes": 1000, "prototxt": "mine.prototxt"}
+    raw["nets"] = {name: {} for name in raw["nets"]}
+    recipe = validate_frozen(raw)
+    assert isinstance(recipe, Recipe)
+    bare.script.write_text(render_run_script(recipe))
+    shutil.rmtree(lmdb(bare, "c401-001"))
+    shutil.rmtree(bare.root / bare.recipe.data.test.lmdb)
+    done = bare.run()
+    assert done.returncode == 0, done.stderr
+    assert "LMDB" not in done.stderr and "loss3/top-1 = 0.762781" in done.stdout + done.stderr

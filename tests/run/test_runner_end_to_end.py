@@ -17,6 +17,7 @@ import yaml
 
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.run.journal import load_journal
+from tests.cli.command_line import call_main
 from tests.extras import needs_local
 
 pytestmark = [needs_local, pytest.mark.slow]
@@ -90,3 +91,49 @@ def test_the_digits_killed_in_their_second_phase_learn_to_the_end_and_train_no_p
     assert outputs is not None
     assert outputs["loss3/top-1"] >= 0.97
     wait_for(lambda: processes_in(tmp_path) == [], patience_s=5)
+
+
+AS_IN_NET = """
+name: made-up
+title: Numbers that the net makes up
+trainer: caffe-torch
+prototxt_dir: models/made-up
+net: {name: MadeUp, classes: 3, prototxt: made_up.prototxt}
+nets: {train_test: {}}
+images: 50
+test_images: 25
+data: as-in-net
+cluster: {nodes: 1, ranks_per_node: 1, batch_per_rank: 10}
+phases:
+  - {name: main, net: train_test, base_lr: 0.1, lr_policy: fixed, max_iter: 20, snapshot_prefix: models/main}
+evaluation: {net: train_test, iterations: 3}
+"""
+MADE_UP = """
+layer {
+  name: "numbers" type: "DummyData" top: "data" top: "label"
+  dummy_data_param {
+    shape { dim: 10 dim: 4 } shape { dim: 10 }
+    data_filler { type: "gaussian" std: 1 } data_filler { type: "constant" value: 1 }
+  }
+}
+layer {
+  name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+  inner_product_param { num_output: 3 weight_filler { type: "xavier" } }
+}
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+layer { name: "top" type: "Accuracy" bottom: "ip" bottom: "label" top: "top-1" include { phase: TEST } }
+"""
+
+
+def test_a_net_that_names_its_own_data_trains_and_is_evaluated(tmp_path: Path) -> None:
+    (tmp_path / "made-up.yaml").write_text(AS_IN_NET)
+    (tmp_path / "made_up.prototxt").write_text(MADE_UP)
+    done = call_main("run", "made-up.yaml", cwd=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    assert (done.returncode, done.stderr) == (0, "")
+    for part in ("training", "test"):
+        assert (
+            f"-       {part} data".ljust(23) + "as the nets name them; neither staged nor checked"
+            in done.stdout
+        )
+    outputs = load_journal(tmp_path / "runs/made-up-1/journal.jsonl").outputs
+    assert outputs is not None and outputs["top-1"] > 0.5
