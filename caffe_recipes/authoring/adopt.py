@@ -24,6 +24,7 @@ from caffe_recipes.authoring.adopt_files import (
     find_trainer,
     guess_nets,
     has_classifier,
+    place_of,
     prototxt_net,
     read_folder,
     variant_values,
@@ -83,7 +84,7 @@ def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
         if field.name not in _KEYS:
             hint = "run `caffe-recipes upgrade` on it" if field.name == "solver_type" else "remove it"
             what = f"{field.name}: recipes do not support it"
-            raise InputError(solver.where(_place(field)), what, hint)
+            raise InputError(solver.where(place_of(field)), what, hint)
         values[field.name] = _plain(solver, field, value)
     missing = [key for key in _NEEDED if key not in values]
     if missing:
@@ -119,10 +120,6 @@ def _plain(solver: Solver, field: FieldDescriptor, value: Any) -> Any:  # noqa: 
         return field.enum_type.values_by_number[value].name
     is_float = field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
     return float(float_text(value)) if is_float else value
-
-
-def _place(field: FieldDescriptor) -> str:
-    return f"{field.name}[0]" if field.is_repeated else field.name
 
 
 def _check(solver: Solver, values: Mapping[str, Any]) -> None:
@@ -291,7 +288,8 @@ def _with_net(
             continue
     own = prototxt_net(first, classes, home)
     recipe = make_recipe({**values, "net": own}, str(found.folder), home, options)
-    return recipe, f"read from {Path(first.path).name}; its data layers are replaced by the recipe's"
+    files = " and ".join(Path(own[key]).name for key in ("prototxt", "test_prototxt") if key in own)
+    return recipe, f"read from {files}; its data layers are replaced by the recipe's"
 
 
 def _check_same(recipe: Recipe, found: Adopted) -> list[str]:

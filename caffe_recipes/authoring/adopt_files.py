@@ -7,21 +7,26 @@ The solvers give the phases, their order, and what each starts from; the nets gi
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from caffe_recipes.authoring.recipe_yaml import clean_name
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.joined_nets import JoinedDocument, join_documents
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, load_document, read_prototxt
-from caffe_recipes.caffe.text.writer import float_text
+from caffe_recipes.caffe.text.writer import float_text, string_text
 from caffe_recipes.caffe.upgrade import upgrade_solver
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import SolverSettings, Transformation
+from caffe_recipes.recipe.model import NET_FILES, SolverSettings, Transformation
 from caffe_recipes.render.prototxts import OTHER_READERS
 from caffe_recipes.review.diff.forms import normalize_all
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
@@ -87,15 +92,14 @@ def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None)
     notes += order_notes
     nets: dict[str, Net] = {}
     links = []
-    for solver in ordered:
-        net = _load_net(solver, caffe_root)
-        if net.message.layers:
-            notes.append(f"{Path(net.path).name} is in the old format: upgraded, as Caffe does")
-            net = upgrade_if_old(net)
+    for given in ordered:
+        solver, net, net_notes = _load_net(given, caffe_root)
+        notes += [note for note in net_notes if note not in notes]
         name = Path(net.path).stem
-        if nets.setdefault(name, net).path != net.path:
-            where, other = solver.where("net"), nets[name].path
-            raise InputError(where, f"net: {net.path} and {other} have the same name", "rename one of them")
+        files, others = _files_of(net), _files_of(nets.setdefault(name, net))
+        if files != others:
+            what = f"net: {' and '.join(files)} and {' and '.join(others)} have the same name"
+            raise InputError(solver.where("net"), what, "rename one of them")
         links.append(_link(solver, nets[name], script))
     _refuse_resumed(links, script)
     starts = tuple(_phase_starts(links))
@@ -195,17 +199,77 @@ def _order(
     return ordered, notes
 
 
-def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
-    field = net_field(solver.message)
-    if field != "net":
-        what = f"{field}: the solvers of a recipe name their net in `net`" if field else "net: is missing"
-        raise InputError(solver.where(field), what, "write the net to a separate file, and name it in `net`")
+def _load_net(solver: Solver, caffe_root: Path | None) -> tuple[Solver, Net, list[str]]:
+    """Return a solver that names one net, that net, and notes.
+
+    The nets of train_net and test_net are joined; the solver then names a file that need not exist, next to
+    the training net.
+    """
+    message, field = solver.message, net_field(solver.message)
+    inline = [each for each, _ in message.ListFields() if each.name in _INLINE_NETS]
+    if inline or not field:
+        name = inline[0].name if inline else "net"
+        what = f"{name}: is {'a net inside the solver' if inline else 'missing'}"
+        where = solver.where(place_of(inline[0]) if inline else "")
+        raise InputError(where, what, "write the net to a separate file, and name it in `net`")
+    tests = len(message.test_net)
+    if tests > 1 or (message.test_iter and not tests and field == "train_net"):
+        what = f"test_net: is given {tests} times, but a recipe has one test net"
+        hint = "keep one" if tests else f"write net: {string_text(message.train_net)} for tests of this net"
+        raise InputError(solver.where("test_net[1]" if tests else "test_iter[0]"), what, hint)
+    notes: list[str] = []
+    net = _load_file(solver, field, caffe_root, notes)
+    if not message.test_iter:
+        net = _only_train(net, notes)
+    if field == "net" and not tests:
+        return solver, net, notes
+    named = deepcopy(message)
+    if tests:
+        net = join_documents(net, _load_file(solver, "test_net[0]", caffe_root, notes))
+        files = " and ".join(Path(file).name for file in _files_of(net))
+        notes.append(f"{files} are one net: each layer that only one has gets an include")
+    named.ClearField("train_net")
+    named.ClearField("test_net")
+    named.net = posixpath.join(posixpath.dirname(getattr(message, field)), posixpath.basename(net.path))
+    return replace(solver, message=named), net, notes
+
+
+def _only_train(net: Net, notes: list[str]) -> Net:
+    """Return a net that is never tested with an include of TRAIN in each Data layer that has no rule."""
+    message = deepcopy(net.message)
+    both = [layer for layer in message.layer if layer.type == "Data" and not (layer.include or layer.exclude)]
+    for layer in both:
+        layer.include.add(phase="TRAIN")
+        what = f"layer '{layer.name}' gets include {{ phase: TRAIN }}, since no solver tests the net"
+        notes.append(f"{Path(net.path).name}: {what}")
+    return replace(net, message=message) if both else net
+
+
+def place_of(field: FieldDescriptor) -> str:
+    """Return the path of a field of a solver, or of its first value."""
+    return f"{field.name}[0]" if field.is_repeated else field.name
+
+
+_INLINE_NETS = ("net_param", "train_net_param", "test_net_param")
+
+
+def _files_of(net: Net) -> tuple[str, ...]:
+    return tuple(one.path for one in net.nets) if isinstance(net, JoinedDocument) else (net.path,)
+
+
+def _load_file(solver: Solver, field: str, caffe_root: Path | None, notes: list[str]) -> Net:
+    """Return a net that a field of a solver names, upgraded if it is in the old format."""
     place = find_net(solver, field, caffe_root, "")
+    name, _, index = field.partition("[")
     if place.file is None:
-        what = f"net: {solver.message.net} not found, neither in the current folder nor next to the solver"
+        given = solver.message.test_net[0] if index else getattr(solver.message, name)
+        what = f"{name}: {given} not found, neither in the current folder nor next to the solver"
         raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
     with hiding_foreign_text(place.file, solver.path, caffe_root):
         net: Net = load_document(place.file, pb.NetParameter)
+    if net.message.layers:
+        notes.append(f"{Path(net.path).name} is in the old format: upgraded, as Caffe does")
+        net = upgrade_if_old(net)
     return net
 
 
@@ -444,9 +508,10 @@ def _float(value: float) -> float:
 
 
 def prototxt_net(net: Net, classes: int, folder: Path) -> dict[str, Any]:
-    """Return the keys of `net` for a prototxt file, with its path relative to the recipe's folder."""
-    path = os.path.relpath(net.path, folder).replace(os.sep, "/")
-    return {"name": net.message.name or Path(net.path).stem, "classes": classes, "prototxt": path}
+    """Return the keys of `net` for one or two prototxts, with paths relative to the recipe's folder."""
+    paths = (os.path.relpath(file, folder).replace(os.sep, "/") for file in _files_of(net))
+    name = net.message.name or Path(net.path).stem
+    return {"name": name, "classes": classes, **dict(zip(NET_FILES, paths, strict=False))}
 
 
 _TRAINER = re.compile(r"(?<!\S)(\S*\bcaffe(?:\.bin|-torch)?)\s+train\b")

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Literal
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.joined_nets import join_documents
 from caffe_recipes.caffe.layers import data
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions
-from caffe_recipes.caffe.prototxt import load_document, parse_prototxt, render_prototxt
+from caffe_recipes.caffe.prototxt import Document, load_document, parse_prototxt, render_prototxt
 from caffe_recipes.caffe.rates import POLICIES, check_rates, key_iters, lr_at
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.caffe.text.comments import Comment
@@ -181,17 +182,13 @@ def _aspect_ratio(ratio: RandomAspectRatio | None) -> dict[str, FieldValue] | No
 def load_own_net(recipe: Recipe) -> pb.NetParameter:
     """Return the net from `net.prototxt`, or from calling `net.function` with the recipe's Net.
 
-    A prototxt with layers of the old format is upgraded, as Caffe does.
-
     Raises PrototxtError for text that does not parse, and RecipeError for a function that cannot be found, is
     not allowed to run, fails, or returns neither a NetParameter nor its text.
     """
-    if recipe.net.prototxt is not None:
-        document = load_document(recipe.folder / recipe.net.prototxt, pb.NetParameter)
-        try:
-            return upgrade_net(document.message).message if document.message.layers else document.message
-        except PrototxtError as error:
-            raise error.reworded(where=document.where(error.where)) from None
+    if recipe.net.files:
+        return join_own_nets(
+            [load_document(recipe.folder / file, pb.NetParameter) for file in recipe.net.files]
+        )
     name = recipe.net.function or ""
     where = f"{recipe.name}: net.function {name}"
     made = call_beside(recipe.folder, name, recipe.net, where)
@@ -203,6 +200,27 @@ def load_own_net(recipe: Recipe) -> pb.NetParameter:
     raise RecipeError(
         where, f"returned {kind}", "return a NetParameter of caffe_recipes.caffe.pb, or its text"
     )
+
+
+def join_own_nets(documents: Sequence[Document[pb.NetParameter]]) -> pb.NetParameter:
+    """Return the net of `net.prototxt`, joined to that of `net.test_prototxt` if there is one.
+
+    Those with layers of the old format are upgraded, as Caffe does. Raises PrototxtError for nets that Caffe
+    cannot upgrade, or that cannot be joined.
+    """
+    nets = [*map(_upgraded, documents)]
+    return nets[0].message if len(nets) == 1 else join_documents(*nets).message
+
+
+def _upgraded(document: Document[pb.NetParameter]) -> Document[pb.NetParameter]:
+    try:
+        return (
+            replace(document, message=upgrade_net(document.message).message)
+            if document.message.layers
+            else document
+        )
+    except PrototxtError as error:
+        raise error.reworded(where=document.where(error.where)) from None
 
 
 def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.NetParameter:

@@ -236,6 +236,95 @@ def test_what_means_the_same_is_adopted_and_reported(
     assert [message for name, message in files.items() if name != "net.prototxt"] == [plain]
 
 
+def layers_of(text: str, *phases: str) -> str:
+    """Return a net's layers that are in one of the phases, without their includes."""
+    layers = re.split(r"(?m)^(?=layer)", text)
+    kept = [one for one in layers if "include" not in one or any(f"phase: {each}" in one for each in phases)]
+    return re.sub(r"include \{ phase: \w+ \}", "", "".join(kept))
+
+
+TOP5 = 'layer { name: "top5" type: "Accuracy" bottom: "fc" bottom: "label" top: "top5" }\n'
+
+
+def write_two_nets(folder: Path, solver: str = ALONE) -> Path:
+    nets = 'train_net: "t/a_train.prototxt" test_net: "t/a_val.prototxt"'
+    (folder / "solver.prototxt").write_text(solver.replace('net: "net.prototxt"', nets))
+    (folder / "a_train.prototxt").write_text('name: "A"\n' + layers_of(NET, "TRAIN"))
+    (folder / "a_val.prototxt").write_text('name: "B"\n' + layers_of(NET, "TEST") + TOP5)
+    return folder / "solver.prototxt"
+
+
+def test_a_training_net_and_a_test_net_are_adopted_as_one(tmp_path: Path) -> None:
+    made = adopt(write_two_nets(tmp_path), AdoptOptions(images=80), home=tmp_path)
+    assert made.recipe.net.files == ("a_train.prototxt", "a_val.prototxt")
+    both = "a_train.prototxt and a_val.prototxt"
+    assert f"{both} are one net: each layer that only one has gets an include" in made.notes
+    assert f"net: read from {both}; its data layers are replaced by the recipe's" in made.notes
+    files = generated(made, tmp_path)
+    top5 = TOP5.replace(" }\n", " include { phase: TEST } }")
+    assert files["a_train_val.prototxt"] == parse_prototxt(f'name: "A" {NET} {top5}', pb.NetParameter)
+    solver = ALONE.replace("net.prototxt", "t/a_train_val.prototxt")
+    assert files["solver_main.prototxt"] == parse_prototxt(solver, pb.SolverParameter)
+
+
+def test_a_net_that_is_only_trained_has_no_test_data(tmp_path: Path) -> None:
+    text = re.sub(r"test_\w+: \d+\n", "", ALONE).replace("net:", "train_net:")
+    (tmp_path / "solver.prototxt").write_text(text)
+    (tmp_path / "net.prototxt").write_text(layers_of(NET, "TRAIN"))
+    made = adopt(tmp_path / "solver.prototxt", AdoptOptions(images=80), home=tmp_path)
+    assert not made.recipe.nets["net"].test
+    what = "layer 'd' gets include { phase: TRAIN }, since no solver tests the net"
+    assert f"net.prototxt: {what}" in made.notes
+    again = generated(made, tmp_path)["net.prototxt"]
+    assert isinstance(again, pb.NetParameter)
+    assert [layer.name for layer in again.layer] == ["d", "fc", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            "test_iter: 6",
+            'test_iter: 6 test_net: "c"',
+            r":2:14: test_net: is given 2 times, but a recipe has one test",
+        ),
+        (
+            "test_iter: 6",
+            "test_iter: 6 test_iter: 6",
+            r":2:14: test_iter: is given 2 times, but a recipe has one test net",
+        ),
+        (
+            'test_net: "t/a_val.prototxt"',
+            "",
+            r":2:1: test_net: is given 0 times, .*; write net: \"t/a_train.prototxt\"",
+        ),
+        (
+            "test_iter: 6",
+            "test_net_param { }",
+            r":2:1: test_net_param: is a net inside the solver; write the net to a",
+        ),
+        (
+            "t/a_val",
+            "t/nowhere",
+            r":1:\d+: test_net: t/nowhere.prototxt not found, neither in the current folder",
+        ),
+    ],
+)
+def test_other_nets_of_a_solver_are_refused_with_their_line(
+    tmp_path: Path, before: str, after: str, message: str
+) -> None:
+    change(write_two_nets(tmp_path), before, after)
+    with pytest.raises(CaffeRecipesError, match=rf"solver.prototxt{message}"):
+        adopt(tmp_path / "solver.prototxt", AdoptOptions(images=80), home=tmp_path)
+
+
+def test_a_difference_is_named_at_its_place_in_its_own_file(tmp_path: Path) -> None:
+    solver = write_two_nets(tmp_path)
+    change(tmp_path / "a_val.prototxt", '"Data"', '"ImageData"')
+    with pytest.raises(CaffeRecipesError, match=r"a_val.prototxt:2:19: layer 'd' reads ImageData"):
+        adopt(solver, AdoptOptions(images=80), home=tmp_path)
+
+
 def test_no_servers_of_mlsl_are_adopted(small: Path) -> None:
     script = small / "README.md"
     script.write_text(

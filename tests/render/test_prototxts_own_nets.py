@@ -71,6 +71,22 @@ def test_a_prototxt_keeps_all_but_its_data_layers(make_recipe: MakeRecipe, tmp_p
     assert net == given
 
 
+def test_a_test_prototxt_is_joined_to_the_net_for_train(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    top5 = 'layer { name: "top5" type: "Accuracy" bottom: "ip" bottom: "label" top: "top5" }'
+    (tmp_path / "train.prototxt").write_text(DATA + REST)
+    (tmp_path / "val.prototxt").write_text(DATA + REST + top5)
+    net = build_net(
+        with_net(make_recipe, prototxt="train.prototxt", test_prototxt="val.prototxt"), "train_val"
+    )
+    assert [layer.name for layer in net.layer] == ["mnist", "mnist", "c", "odd", "ip", "loss", "top5"]
+    assert [rule.phase for rule in net.layer[6].include] == [pb.TEST]
+
+
+def test_a_test_prototxt_alone_is_refused(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(RecipeError, match="test_prototxt needs prototxt, the net for TRAIN"):
+        with_net(make_recipe, builder="resnet50", test_prototxt="val.prototxt")
+
+
 def test_data_layers_come_first_in_a_net_that_has_none(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     net = build_net(with_prototxt(make_recipe, tmp_path, REST), "train_val_noaug")
     assert [layer.name for layer in net.layer] == ["data", "c", "odd", "ip", "loss"]
