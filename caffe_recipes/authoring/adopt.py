@@ -31,6 +31,7 @@ from caffe_recipes.authoring.adopt_files import (
 )
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.config import Location, YamlSource, validate
 from caffe_recipes.errors import CaffeRecipesError, InputError
@@ -145,7 +146,7 @@ def adopt(
 
     Raises InputError or PrototxtError, with file and field, for anything that a recipe cannot express.
     """
-    found = read_folder(target, script, options.caffe_root)
+    found = read_folder(target, script, options.caffe_root, options.dialect)
     first = found.links[0].net
     assert first is not None  # read_folder finds the net of every solver
     values, comments, notes = _values(found, first, options, name)
@@ -287,6 +288,8 @@ def _with_net(
         except CaffeRecipesError:  # only this guess is wrong; real errors are raised below
             continue
     own = prototxt_net(first, classes, home)
+    if found.dialect != OURS:
+        own["dialect"] = found.dialect
     recipe = make_recipe({**values, "net": own}, str(found.folder), home, options)
     files = " and ".join(Path(own[key]).name for key in ("prototxt", "test_prototxt") if key in own)
     return recipe, f"read from {files}; its data layers are replaced by the recipe's"

@@ -10,6 +10,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,15 +21,20 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from caffe_recipes.authoring.recipe_yaml import clean_name
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.dialects.convert import convert_document
+from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.caffe.joined_nets import JoinedDocument, join_documents
 from caffe_recipes.caffe.nets import BUILDERS
-from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, load_document, read_prototxt
+from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, is_kind, read_prototxt
+from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.writer import float_text, string_text
 from caffe_recipes.caffe.upgrade import upgrade_solver
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.model import NET_FILES, SolverSettings, Transformation
 from caffe_recipes.render.prototxts import OTHER_READERS
 from caffe_recipes.review.diff.forms import normalize_all
+from caffe_recipes.review.foreign import recognize_dialect
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (
@@ -36,15 +42,14 @@ from caffe_recipes.review.lint.inputs import (
     count_records,
     find_net,
     find_training,
-    is_solver,
     net_field,
     upgrade_if_old,
 )
 from caffe_recipes.review.lint.recipe_rules import find_epoch_size
 from caffe_recipes.review.lint.scripts import Script, load_script
 from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
-from caffe_recipes.review.naming import hiding_foreign_text, is_prototxt_file
-from caffe_recipes.wording import describe_count
+from caffe_recipes.review.naming import hiding_foreign_text, is_prototxt_file, refuse_foreign_names
+from caffe_recipes.wording import describe_count, join_names
 
 _NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none
 
@@ -77,15 +82,21 @@ class Adopted:
     script_name: str = ""
     tested: str = ""
     notes: tuple[str, ...] = ()
+    dialect: str = OURS
 
 
-def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None) -> Adopted:
+def read_folder(
+    target: Path, script_file: Path | None, caffe_root: Path | None, given_dialect: str | None = None
+) -> Adopted:
     """Read the solvers of a folder, or a single solver, with their nets and the script that starts them.
 
     Raises InputError or PrototxtError for a folder without solvers, for solvers in unknown order, for a net
     that is not found, and for a start of a phase that a recipe cannot express.
     """
-    solvers, notes = _as_recipe_solvers(_load_solvers(target))
+    foreign = _load_solvers(target)
+    dialect, notes = _find_dialect(foreign, caffe_root, given_dialect)
+    solvers, solver_notes = _as_recipe_solvers([_convert(solver, dialect, notes) for solver in foreign])
+    notes += solver_notes
     folder = target if target.is_dir() else target.parent
     script = load_script(script_file, MOST_BYTES) if script_file else find_script(folder, solvers)
     ordered, order_notes = _order(folder, solvers, script, is_given=script_file is not None)
@@ -93,7 +104,7 @@ def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None)
     nets: dict[str, Net] = {}
     links = []
     for given in ordered:
-        solver, net, net_notes = _load_net(given, caffe_root)
+        solver, net, net_notes = _load_net(given, caffe_root, dialect)
         notes += [note for note in net_notes if note not in notes]
         name = Path(net.path).stem
         files, others = _files_of(net), _files_of(nets.setdefault(name, net))
@@ -107,7 +118,7 @@ def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None)
     path = script.trainings[0].where.rpartition(":")[0] if script.trainings else ""
     text = read_prototxt(path, MOST_BYTES) if path else ""
     found = Adopted(
-        target, folder, tuple(links), starts, nets, script, text, Path(path).name, "", tuple(notes)
+        target, folder, tuple(links), starts, nets, script, text, Path(path).name, "", tuple(notes), dialect
     )
     return _with_tested(found)
 
@@ -132,16 +143,40 @@ def _load_solvers(target: Path) -> list[Solver]:
             raise InputError(
                 target, f"cannot be read: {error.strerror}", "give a folder of solvers"
             ) from error
-    documents: list[Document[Any]] = [load_document(path) for path in paths]
+    documents: list[Document[Any]] = [load_lenient(path) for path in paths]
     for document in documents:
-        if isinstance(document.message, pb.MultiPhaseSolverParameter):
+        if is_kind(document.message, pb.MultiPhaseSolverParameter):
             what = "contains several solvers, but each phase of a recipe has its own"
             raise InputError(document.path, what, "write each solver to a separate file")
-    solvers = [document for document in documents if is_solver(document)]
+    solvers = [document for document in documents if is_kind(document.message, pb.SolverParameter)]
     if not solvers:
         what = "is not a solver" if target.is_file() else "contains no solver"
         raise InputError(target, what, "give a solver, or the folder of the solvers' .prototxt files")
     return solvers
+
+
+def _find_dialect(
+    solvers: Sequence[Document[Any]], caffe_root: Path | None, given: str | None
+) -> tuple[str, list[str]]:
+    """Return the dialect of the files: the given one, else by their fields, with a note on it."""
+    if given is not None:
+        return given, []
+    documents = [*solvers]
+    for solver in solvers:
+        for field, value in solver.message.ListFields():
+            if field.name not in ("net", "train_net", "test_net"):
+                continue
+            place = find_net(solver, f"{field.name}[0]" if field.is_repeated else field.name, caffe_root, "")
+            with suppress(PrototxtError):  # which is raised where the net is read
+                documents += [load_lenient(place.file)] if place.file and value else []
+    found = recognize_dialect(documents)
+    return (found[0], [found[1]]) if found else (OURS, [])
+
+
+def _convert(document: Document[Any], dialect: str, notes: list[str]) -> Document[Any]:
+    converted, more = convert_document(document, dialect)
+    notes += [note for note in more if note not in notes]
+    return converted
 
 
 def _as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[str]]:
@@ -199,7 +234,7 @@ def _order(
     return ordered, notes
 
 
-def _load_net(solver: Solver, caffe_root: Path | None) -> tuple[Solver, Net, list[str]]:
+def _load_net(solver: Solver, caffe_root: Path | None, dialect: str) -> tuple[Solver, Net, list[str]]:
     """Return a solver that names one net, that net, and notes.
 
     The nets of train_net and test_net are joined; the solver then names a file that need not exist, next to
@@ -218,14 +253,14 @@ def _load_net(solver: Solver, caffe_root: Path | None) -> tuple[Solver, Net, lis
         hint = "keep one" if tests else f"write net: {string_text(message.train_net)} for tests of this net"
         raise InputError(solver.where("test_net[1]" if tests else "test_iter[0]"), what, hint)
     notes: list[str] = []
-    net = _load_file(solver, field, caffe_root, notes)
+    net = _load_file(solver, field, caffe_root, dialect, notes)
     if not message.test_iter:
         net = _only_train(net, notes)
     if field == "net" and not tests:
         return solver, net, notes
     named = deepcopy(message)
     if tests:
-        net = join_documents(net, _load_file(solver, "test_net[0]", caffe_root, notes))
+        net = join_documents(net, _load_file(solver, "test_net[0]", caffe_root, dialect, notes))
         files = " and ".join(Path(file).name for file in _files_of(net))
         notes.append(f"{files} are one net: each layer that only one has gets an include")
     named.ClearField("train_net")
@@ -257,20 +292,41 @@ def _files_of(net: Net) -> tuple[str, ...]:
     return tuple(one.path for one in net.nets) if isinstance(net, JoinedDocument) else (net.path,)
 
 
-def _load_file(solver: Solver, field: str, caffe_root: Path | None, notes: list[str]) -> Net:
-    """Return a net that a field of a solver names, upgraded if it is in the old format."""
+def _load_file(solver: Solver, field: str, caffe_root: Path | None, dialect: str, notes: list[str]) -> Net:
+    """Return a net that a field of a solver names, upgraded and converted to our format."""
     place = find_net(solver, field, caffe_root, "")
     name, _, index = field.partition("[")
     if place.file is None:
         given = solver.message.test_net[0] if index else getattr(solver.message, name)
         what = f"{name}: {given} not found, neither in the current folder nor next to the solver"
         raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
-    with hiding_foreign_text(place.file, solver.path, caffe_root):
-        net: Net = load_document(place.file, pb.NetParameter)
-    if net.message.layers:
-        notes.append(f"{Path(net.path).name} is in the old format: upgraded, as Caffe does")
-        net = upgrade_if_old(net)
+    return _read_net(place.file, solver.path, caffe_root, dialect, notes)
+
+
+def _read_net(
+    file: Path, named_by: str | Path, caffe_root: Path | None, dialect: str, notes: list[str]
+) -> Net:
+    with hiding_foreign_text(file, named_by, caffe_root):
+        net: Net = load_lenient(file)  # type: ignore[assignment] # checked below
+        refuse_foreign_names(net, named_by, caffe_root)
+        if not is_kind(net.message, pb.NetParameter):
+            raise PrototxtError(file, "is not a net", "name the file of a net")
+        if net.message.layers:
+            notes.append(f"{Path(net.path).name} is in the old format: upgraded, as Caffe does")
+            net = upgrade_if_old(net)
+        net = _convert(net, dialect, notes)
+    refuse_data(net)
     return net
+
+
+def refuse_data(net: Net) -> None:
+    """Raise InputError for a layer whose data a program makes or fills: no recipe can stage or name them."""
+    for index, layer in enumerate(net.message.layer):
+        if layer.type == "MemoryData" or (layer.type == "Python" and not layer.bottom):
+            makes = "a program fills its memory" if layer.type == "MemoryData" else "Python code makes them"
+            what = f"layer '{layer.name}' reads {layer.type}: {makes}, which a recipe cannot do"
+            hint = "build an LMDB of the data, and read it in a layer of type Data"
+            raise InputError(net.where(f"layer[{index}].type"), what, hint)
 
 
 def _link(solver: Solver, net: Net, script: Script) -> Link:
@@ -338,9 +394,10 @@ def _with_tested(found: Adopted) -> Adopted:
         if file.stem in found.nets:
             return replace(found, tested=file.stem)
         if file.is_file():
-            with hiding_foreign_text(file, file):
-                net: Net = load_document(file, pb.NetParameter)
-            return replace(found, tested=file.stem, nets={**found.nets, file.stem: net})
+            notes: list[str] = []
+            net = _read_net(file, file, None, found.dialect, notes)
+            nets = {**found.nets, file.stem: net}
+            return replace(found, tested=file.stem, nets=nets, notes=(*found.notes, *notes))
     return found
 
 
@@ -366,7 +423,7 @@ def data_values(net: Net) -> dict[str, Any]:
             hint = "build an LMDB and write backend: LMDB"
             raise InputError(net.where(f"{where}.{place}" if place else where), what, hint)
     if train is None:
-        raise InputError(net.path, "has no layer of type Data for TRAIN", "add one that reads an LMDB")
+        raise InputError(net.where(), describe_no_data(net), "add one that reads an LMDB")
     data = train.data_param
     values: dict[str, Any] = {"train": {"lmdb": data.source}, "test": {}}
     if data.HasField("shuffle"):
@@ -381,6 +438,15 @@ def data_values(net: Net) -> dict[str, Any]:
             values["test"]["interp_mode"] = _interpolation(resize.resize_param)
     _add_transforms(values, train, test)
     return values
+
+
+def describe_no_data(net: Net) -> str:
+    """Return that a net has no layer of type Data for TRAIN, and what it reads instead."""
+    sources = [f"`input: {string_text(name)}`" for name in net.message.input]
+    layers = select_layers(net.message, pb.TRAIN)
+    sources += [f"'{layer.name}' ({layer.type})" for layer in layers if not layer.bottom]
+    others = f"; its data come from {join_names(sources)}" if sources else ""
+    return f"has no layer of type Data for TRAIN{others}"
 
 
 def _add_transforms(values: dict[str, Any], train: pb.LayerParameter, test: pb.LayerParameter | None) -> None:
@@ -537,6 +603,7 @@ class AdoptOptions:
     classes: int | None = None
     caffe_root: Path | None = None
     trainer: str | None = None
+    dialect: str | None = None
 
 
 def find_trainer(found: Adopted, options: AdoptOptions) -> tuple[str, str]:

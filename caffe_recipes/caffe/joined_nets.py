@@ -15,8 +15,11 @@ from copy import deepcopy
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from google.protobuf.message import Message
+
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import NO_COMMENTS, Document
+from caffe_recipes.caffe.dialects.schema import share_schema, to_any
+from caffe_recipes.caffe.prototxt import NO_COMMENTS, Document, is_kind
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.wording import shorten
@@ -69,7 +72,9 @@ _Layer = tuple[int, pb.LayerParameter]
 
 def _layers_of(net: pb.NetParameter, phase: int) -> Iterator[_Layer]:
     for index, layer in enumerate(net.layer):
-        if select_layers(pb.NetParameter(layer=[layer]), phase):
+        alone = type(net)()  # of the net's own schema, which may be another Caffe's
+        alone.layer.add().CopyFrom(layer)
+        if select_layers(alone, phase):
             yield index, _without_rules(layer)
 
 
@@ -159,9 +164,26 @@ def join_documents(train: Document[pb.NetParameter], test: Document[pb.NetParame
         raise error.reworded(where=document.where(error.where)) from None
     folder, mark, file = train.path.rpartition("/")
     path = folder + mark + join_names(file, test.path.rpartition("/")[2])
+    both = (train, test)
+    given = None
+    if any(each.given for each in both):
+        wholes = share_schema(*(each.given or to_any(each.message) for each in both))
+        given = _join(*map(_as_net, wholes))[0]
     return JoinedDocument(
-        path, train.text, joined, NO_COMMENTS, train.offsets, nets=(train, test), origins=tuple(origins)
+        path,
+        train.text,
+        joined,
+        NO_COMMENTS,
+        train.offsets,
+        given=given,
+        nets=both,
+        origins=tuple(origins),
     )
+
+
+def _as_net(message: Message) -> pb.NetParameter:
+    assert is_kind(message, pb.NetParameter)
+    return message
 
 
 def join_names(train: str, test: str) -> str:

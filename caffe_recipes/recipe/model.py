@@ -211,6 +211,9 @@ class Net(Value):
     test_prototxt: PathText | None = Field(
         None, description="path of a net for TEST, which is joined to that of `prototxt`, then for TRAIN"
     )
+    dialect: Literal["surfsara", "intel", "bvlc", "nvcaffe"] | None = Field(
+        None, description="the Caffe whose fields the prototxts have; default: surfsara"
+    )
     function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
     batch_norm_fraction: Fraction = Field(0.95, description="moving_average_fraction of every BatchNorm")
     zero_init: Literal["none", "last-block", "every-block"] = Field(
@@ -224,8 +227,9 @@ class Net(Value):
         given = [key for key in ("builder", "prototxt", "function") if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError("give exactly one of builder, prototxt and function")
-        if self.test_prototxt is not None and self.prototxt is None:
-            raise ValueError("test_prototxt needs prototxt, the net for TRAIN")
+        for key, what in (("test_prototxt", "the net for TRAIN"), ("dialect", "the net of that Caffe")):
+            if getattr(self, key) is not None and self.prototxt is None:
+                raise ValueError(f"{key} needs prototxt, {what}")
         # A run's frozen recipe spells out every default, including keys that its author never wrote.
         is_frozen = isinstance(info.context, dict) and info.context.get("is_frozen", False)
         if self.builder is None and not is_frozen:

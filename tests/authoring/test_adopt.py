@@ -14,10 +14,12 @@ from caffe_recipes.authoring.adopt import adopt
 from caffe_recipes.authoring.adopt_files import AdoptOptions
 from caffe_recipes.authoring.recipe_yaml import NewRecipe
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt, render_prototxt
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.tree import generate
 
 ROOT = Path(__file__).parents[2]
@@ -72,8 +74,8 @@ REFUSED = [
     (
         "solver_cyc1",
         "max_iter",
-        "weights: 1 max_iter",
-        "has no field 'weights'",
+        "weights: 'w' max_iter",
+        r"solver_cyc1.prototxt:\d+:1: SolverParameter.weights of BVLC's Caffe has no equal in a recipe",
     ),
     (
         "train_val",
@@ -323,6 +325,114 @@ def test_a_difference_is_named_at_its_place_in_its_own_file(tmp_path: Path) -> N
     change(tmp_path / "a_val.prototxt", '"Data"', '"ImageData"')
     with pytest.raises(CaffeRecipesError, match=r"a_val.prototxt:2:19: layer 'd' reads ImageData"):
         adopt(solver, AdoptOptions(images=80), home=tmp_path)
+
+
+# A net with what NVIDIA's examples have: its own scale in a BatchNorm, rates that it sets itself, a cache.
+NVIDIA_NET = NET.replace("batch_size: 8", "batch_size: 8 cache: true shuffle: true").replace(
+    'layer { name: "loss"',
+    'layer { name: "bn" type: "BatchNorm" bottom: "fc" top: "bn" param { lr_mult: 1 }\n'
+    '  batch_norm_param { scale_bias: true scale_filler { type: "constant" value: 1 } } }\n'
+    'layer { name: "loss"',
+)
+
+
+def write_nvidia(folder: Path, solver: str = "", net: str = NVIDIA_NET) -> Path:
+    (folder / "solver.prototxt").write_text(ALONE + solver)
+    (folder / "net.prototxt").write_text(net)
+    return folder / "solver.prototxt"
+
+
+@pytest.mark.parametrize("dialect", ["nvcaffe", None])
+def test_files_of_another_caffe_are_adopted_and_generated_for_it_again(
+    tmp_path: Path, dialect: str | None
+) -> None:
+    solver = write_nvidia(tmp_path, "solver_data_type: FLOAT")
+    made = adopt(solver, AdoptOptions(images=80, dialect=dialect), home=tmp_path)
+    assert made.recipe.net.dialect == "nvcaffe"
+    read_as = f"{solver}:9:1: read as a file of nvcaffe; it has solver_data_type"
+    assert (read_as in made.notes) == (dialect is None)
+    net = tmp_path / "net.prototxt"
+    for place, note in (
+        (f"{solver}:9:1", "drops SolverParameter.solver_data_type, which has its default"),
+        (f"{solver}:3:1", "gets test_initialization: false, nvcaffe's default"),
+        (f"{net}:2:77", "drops DataParameter.cache, which changes only speed, memory or files"),
+        (f"{net}:8:39", "BatchNormParameter.scale_filler is filler here"),
+    ):
+        assert made.notes.count(f"{place}: {note}") == 1
+    ours = generated(made, tmp_path)
+    assert "use_weight_bias: true filler {" in " ".join(str(ours["net.prototxt"]).split())
+    recipe = translate_whole(parse_recipe(made.text, "adopted.yaml", tmp_path), "nvcaffe")
+    texts = {path.rpartition("/")[2]: text for path, text in generate(recipe).items()}
+    assert parse_lenient(texts["net.prototxt"]).message == parse_lenient(NVIDIA_NET).message
+    changed = ALONE.replace('"net.proto', '"nvcaffe/net.proto').replace('"s"', '"s-nvcaffe"')
+    expected = parse_lenient(f"{changed} test_initialization: false").message
+    assert parse_lenient(texts["solver_main.prototxt"]).message == expected
+
+
+def test_two_nets_of_another_caffe_are_generated_for_it_again(tmp_path: Path) -> None:
+    solver = write_two_nets(tmp_path)
+    for name in ("a_train", "a_val"):
+        change(
+            tmp_path / f"{name}.prototxt", "inner_product_param", "forward_type: FLOAT inner_product_param"
+        )
+    made = adopt(solver, AdoptOptions(images=80, dialect="nvcaffe"), home=tmp_path)
+    recipe = translate_whole(parse_recipe(made.text, "adopted.yaml", tmp_path), "nvcaffe")
+    (text,) = (text for path, text in generate(recipe).items() if path.endswith("a_train_val.prototxt"))
+    assert text.count("forward_type: FLOAT") == 1
+
+
+@pytest.mark.parametrize(
+    ("solver", "before", "after", "message"),
+    [
+        (
+            "solver_data_type: FLOAT16",
+            "",
+            "",
+            r"solver.prototxt:9:1: SolverParameter.solver_data_type of nvcaffe has",
+        ),
+        ("", "cache: true", "cache: true zip: 1", r"net.prototxt:2:\d+: DataParameter has no field 'zip'"),
+        ("", "lr_mult", "larc_mult", r"net.prototxt:7:69: ParamSpec has no field 'larc_mult'"),
+    ],
+)
+def test_what_a_recipe_cannot_hold_of_another_caffe_is_named_with_its_line(
+    tmp_path: Path, solver: str, before: str, after: str, message: str
+) -> None:
+    write_nvidia(tmp_path, solver, NVIDIA_NET.replace(before, after) if before else NVIDIA_NET)
+    with pytest.raises(CaffeRecipesError, match=message) as caught:
+        adopt(tmp_path / "solver.prototxt", AdoptOptions(images=80, dialect="nvcaffe"), home=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            'type: "MemoryData"',
+            "net.prototxt:1:19: layer 'd' reads MemoryData: a program fills its memory, which a recipe "
+            "cannot do; build an LMDB of the data, and read it in a layer of type Data",
+        ),
+        (
+            'type: "Python"',
+            "net.prototxt:1:19: layer 'd' reads Python: Python code makes them, which a recipe cannot",
+        ),
+        (
+            'type: "DummyData"',
+            r"net.prototxt: has no layer of type Data .*; its data come from 'd' \(DummyData\); add one",
+        ),
+    ],
+)
+def test_data_that_a_program_makes_are_refused_by_name(tmp_path: Path, source: str, message: str) -> None:
+    train, mark, test = NET.partition('type: "Data"')
+    solver = write_nvidia(tmp_path, net=f"{train}{source}{test}")
+    assert mark
+    with pytest.raises(CaffeRecipesError, match=message):
+        adopt(solver, AdoptOptions(images=80), home=tmp_path)
+
+
+def test_a_python_layer_that_computes_is_kept(tmp_path: Path) -> None:
+    own = 'layer { name: "p" type: "Python" bottom: "fc" top: "p" }\n'
+    made = adopt(write_nvidia(tmp_path, net=NET + own), AdoptOptions(images=80), home=tmp_path)
+    assert generated(made, tmp_path)["net.prototxt"] == parse_prototxt(NET + own, pb.NetParameter)
 
 
 def test_no_servers_of_mlsl_are_adopted(small: Path) -> None:

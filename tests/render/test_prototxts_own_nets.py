@@ -82,9 +82,20 @@ def test_a_test_prototxt_is_joined_to_the_net_for_train(make_recipe: MakeRecipe,
     assert [rule.phase for rule in net.layer[6].include] == [pb.TEST]
 
 
-def test_a_test_prototxt_alone_is_refused(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RecipeError, match="test_prototxt needs prototxt, the net for TRAIN"):
-        with_net(make_recipe, builder="resnet50", test_prototxt="val.prototxt")
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [("test_prototxt", "val.prototxt", "the net for TRAIN"), ("dialect", "bvlc", "the net of that Caffe")],
+)
+def test_a_key_that_needs_a_prototxt_is_refused_without(
+    make_recipe: MakeRecipe, key: str, value: str, what: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"{key} needs prototxt, {what}"):
+        with_net(make_recipe, builder="resnet50", **{key: value})
+
+
+def test_a_prototxt_that_is_a_solver_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.raises(PrototxtError, match=r"mine.prototxt: is not a net; name the prototxt of a net"):
+        build_net(with_prototxt(make_recipe, tmp_path, "base_lr: 1 max_iter: 1"), "train_val")
 
 
 def test_data_layers_come_first_in_a_net_that_has_none(make_recipe: MakeRecipe, tmp_path: Path) -> None:
