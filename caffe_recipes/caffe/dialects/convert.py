@@ -9,7 +9,8 @@ BatchNorm, which it sets itself, and its data_layer.cpp for shuffle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -25,11 +26,12 @@ from caffe_recipes.caffe.dialects.schema import describe_name, share_schema, to_
 from caffe_recipes.caffe.prototxt import Document, is_kind
 from caffe_recipes.caffe.text.parser import ForeignName
 from caffe_recipes.errors import PrototxtError
+from caffe_recipes.wording import shorten
 
 # Fields of ours that are equal to those of another Caffe, by dialect, message and name.
 _EQUAL: Mapping[tuple[str, str, str], str] = {
+    # It is false here: `_split_norms` has replaced those that are true.
     ("nvcaffe", "BatchNormParameter", "scale_bias"): "use_weight_bias",
-    ("nvcaffe", "BatchNormParameter", "scale_filler"): "filler",
 }
 _READING = ("cache", "precache", "threads")
 # Fields that change only speed, memory or the format of files, by dialect and message.
@@ -53,13 +55,78 @@ def convert_document(given: Document[Any], dialect: str) -> tuple[Document[Any],
     """
     converted = deepcopy(to_any(given.message))
     notes: dict[str, str] = {}
-    for path, note in _convert(converted, "", given, dialect):
+    placed = given
+    if dialect == "nvcaffe" and is_kind(converted, pb.NetParameter):
+        placed = replace(given, offsets=_split_norms(converted, given.offsets, notes))
+    for path, note in _convert(converted, "", placed, dialect):
         notes.setdefault(note, path)
     if not notes:
         return replace(given, message=to_ours(given.message)), []
-    document = replace(given, message=to_ours(converted), given=to_any(given.message))
-    in_order = sorted(notes.items(), key=lambda one: given.offsets.get(one[1], -1))
-    return document, [f"{given.where(path)}: {note}" for note, path in in_order]
+    document = replace(placed, message=to_ours(converted), given=to_any(given.message))
+    in_order = sorted(notes.items(), key=lambda one: placed.offsets.get(one[1], -1))
+    return document, [f"{placed.where(path)}: {note}" for note, path in in_order]
+
+
+def _split_norms(
+    net: pb.NetParameter, offsets: Mapping[str, int], notes: dict[str, str]
+) -> Mapping[str, int]:
+    """Put a Scale after each BatchNorm of nvcaffe that scales, in place; return the offsets of the new net.
+
+    Ours scales only in its MKL-DNN engine, and a Scale means the same in every engine.
+    """
+    layers, places = list(net.layer), []
+    names = {layer.name for layer in layers}
+    scaling = {index for index, layer in enumerate(layers) if layer.type == "BatchNorm" and _scales(layer)}
+    if not scaling:
+        return offsets
+    del net.layer[:]
+    for index, layer in enumerate(layers):
+        places.append(index)
+        made = net.layer.add()
+        made.CopyFrom(layer)
+        if index not in scaling:
+            continue
+        places.append(index)
+        _add_scale(net, made, names)
+        path = f"layer[{len(net.layer) - 2}].type"
+        notes.setdefault("a Scale layer after it holds the scale and shift of a BatchNorm", path)
+    new: dict[str, int] = {}
+    for path, offset in offsets.items():
+        match = _LAYER.match(path)
+        moved = [at for at, index in enumerate(places) if match and index == int(match[1])]
+        for at in moved or [-1]:
+            new[f"layer[{at}]{path[match.end() :]}" if match and moved else path] = offset
+    return new
+
+
+_LAYER = re.compile(r"layer\[(\d+)\]")
+_STATISTICS = 3  # the first blobs of a BatchNorm
+
+
+def _scales(layer: Any) -> bool:  # noqa: ANN401 - of the schema of all Caffes
+    norm = layer.batch_norm_param
+    return bool(norm.scale_bias or norm.HasField("scale_filler") or norm.HasField("bias_filler"))
+
+
+def _add_scale(net: pb.NetParameter, layer: Any, names: Collection[str]) -> None:  # noqa: ANN401
+    """Move the scale and shift of a BatchNorm, the last layer of a net, to a Scale with a name of its own.
+
+    BatchNorms of one name, as for TRAIN and for TEST, get Scales of one name, which share their blobs.
+    """
+    norm = layer.batch_norm_param
+    name = f"{layer.name}_scale"
+    while name in names:
+        name += "_"
+    made = net.layer.add(name=name, type="Scale", bottom=layer.top, top=layer.top)
+    made.include.extend(layer.include)
+    made.exclude.extend(layer.exclude)
+    made.scale_param.bias_term = True
+    for field, theirs in (("filler", "scale_filler"), ("bias_filler", "bias_filler")):
+        if norm.HasField(theirs):
+            getattr(made.scale_param, field).CopyFrom(getattr(norm, theirs))
+        norm.ClearField(theirs)
+    norm.ClearField("scale_bias")
+    del layer.param[_STATISTICS:]
 
 
 def _convert(message: Message, prefix: str, given: Document[Any], dialect: str) -> Iterator[tuple[str, str]]:
@@ -147,39 +214,44 @@ def _adjust(message: Any, owner: str, dialect: str) -> Iterator[tuple[str, str]]
         yield from _fix_rates(message)
 
 
-_STATISTICS = 3  # the first blobs of a BatchNorm
-
-
 def _fix_rates(layer: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401
-    """Write the rates of a BatchNorm that nvcaffe sets: 0 for the statistics, 1 for scale and shift."""
+    """Write the rates of a BatchNorm's statistics, which nvcaffe sets to 0 itself."""
     before = deepcopy(layer)
-    for index, param in enumerate(layer.param):
+    for param in layer.param[:_STATISTICS]:
         for rate in ("lr_mult", "decay_mult"):
-            if index < _STATISTICS and getattr(param, rate) != 0:
+            if getattr(param, rate) != 0:
                 setattr(param, rate, 0)
-            elif index >= _STATISTICS and getattr(param, rate) != 1:
-                setattr(param, rate, 1)
     if layer != before:
-        yield "param[0]", "writes the rates of a BatchNorm's param, which nvcaffe sets itself: 0 0 0 1 1"
+        yield "param[0]", "writes 0 for the rates of a BatchNorm's statistics, as nvcaffe does itself"
 
 
 def with_own_fields(net: pb.NetParameter, given: Message) -> Message:
     """Return a recipe's net with the fields of its own dialect, as they are in the `given` message of it.
 
-    All layers but those of type Data are the given ones; those keep the fields that our Caffe lacks.
+    All layers but those of type Data are the given ones; those keep the fields that our Caffe lacks. Raises
+    PrototxtError for layers of two joined nets that differ only in fields that our Caffe lacks.
     """
     theirs, ours = share_schema(given, to_any(net))
     assert is_kind(theirs, pb.NetParameter) and is_kind(ours, pb.NetParameter)
     result = deepcopy(theirs)
     result.ClearField("layer")
-    others = iter([layer for layer in theirs.layer if layer.type != "Data"])
-    sources = [layer for layer in theirs.layer if layer.type == "Data"]
+    own: dict[tuple[Any, ...], list[Any]] = {}
+    for layer in theirs.layer:
+        own.setdefault((layer.name, layer.type, *_phases(layer)), []).append(layer)
     for layer in ours.layer:
-        made = result.layer.add()
-        made.CopyFrom(layer if layer.type == "Data" else next(others))
-        same = [one for one in sources if one.name == made.name and _phases(one) in ([], _phases(made))]
-        if layer.type == "Data" and same:
-            _add_foreign(made, same[0])
+        key = layer.name, layer.type, *_phases(layer)
+        if layer.type == "Data":
+            given_data = own.get(key) or own.get(key[:2])  # of one phase, or of both
+            made = result.layer.add()
+            made.CopyFrom(layer)
+            if given_data:
+                _add_foreign(made, given_data[0])
+        elif own.get(key):  # or else a Scale that the conversion added
+            result.layer.add().CopyFrom(own[key].pop(0))
+    left = next((layer for key, layers in own.items() if key[1] != "Data" for layer in layers), None)
+    if left is not None:
+        what = f"layer '{shorten(left.name)}' differs between TRAIN and TEST in fields that ours lacks"
+        raise PrototxtError("", what, "make them equal in both prototxts")
     return result
 
 

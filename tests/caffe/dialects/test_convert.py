@@ -7,6 +7,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.convert import convert_document, with_own_fields
 from caffe_recipes.caffe.dialects.schema import parse_lenient
+from caffe_recipes.caffe.joined_nets import join_documents
 from caffe_recipes.caffe.prototxt import Document, is_kind, parse_prototxt
 from caffe_recipes.errors import PrototxtError
 
@@ -18,15 +19,6 @@ def convert(text: str, dialect: str) -> tuple[Document[pb.NetParameter], list[st
 @pytest.mark.parametrize(
     ("dialect", "theirs", "ours", "notes"),
     [
-        (
-            "nvcaffe",
-            "batch_norm_param { scale_bias: true scale_filler { value: 2 } }",
-            "batch_norm_param { use_weight_bias: true filler { value: 2 } }",
-            [
-                "1:28: BatchNormParameter.scale_bias is use_weight_bias here",
-                "1:45: BatchNormParameter.scale_filler is filler here",
-            ],
-        ),
         (
             "nvcaffe",
             "batch_norm_param { engine: CUDNN scale_bias: false }",
@@ -124,15 +116,41 @@ def test_what_has_no_equal_is_named_with_its_line(dialect: str, text: str, messa
     assert str(caught.value).startswith(f"a.prototxt:{message}")
 
 
-def test_the_rates_that_nvcaffe_sets_for_a_batch_norm_are_written() -> None:
-    rates = " ".join("param { lr_mult: 2 decay_mult: 3 }" for _ in range(5))
+# The first scales by its fillers, the second by default ones, and the third not at all.
+NORMS = """layer { name: "a" type: "BatchNorm" bottom: "x" top: "y" include { phase: TEST }
+  batch_norm_param { scale_filler { value: 2 } bias_filler { value: 3 } eps: 0.1 } }
+layer { name: "b" type: "BatchNorm" bottom: "y" top: "y" batch_norm_param { scale_bias: true } }
+layer { name: "b_scale" type: "BatchNorm" bottom: "y" top: "z" batch_norm_param { eps: 0.2 } }
+layer { name: "end" type: "ReLU" bottom: "z" top: "z" }
+"""
+OURS = """layer { name: "a" type: "BatchNorm" bottom: "x" top: "y" include { phase: TEST }
+  batch_norm_param { eps: 0.1 } }
+layer { name: "a_scale" type: "Scale" bottom: "y" top: "y" include { phase: TEST }
+  scale_param { bias_term: true filler { value: 2 } bias_filler { value: 3 } } }
+layer { name: "b" type: "BatchNorm" bottom: "y" top: "y" batch_norm_param { } }
+layer { name: "b_scale_" type: "Scale" bottom: "y" top: "y" scale_param { bias_term: true } }
+layer { name: "b_scale" type: "BatchNorm" bottom: "y" top: "z" batch_norm_param { eps: 0.2 } }
+layer { name: "end" type: "ReLU" bottom: "z" top: "z" }
+"""
+
+
+def test_a_batch_norm_that_scales_itself_gets_a_scale_layer_which_means_the_same_in_each_engine() -> None:
+    document, notes = convert(NORMS, "nvcaffe")
+    assert document.message == parse_prototxt(OURS, pb.NetParameter)
+    assert notes[0] == ("a.prototxt:1:19: a Scale layer after it holds the scale and shift of a BatchNorm")
+    assert document.where("layer[1].name") == "a.prototxt:1:9"
+    assert document.where("layer[5].type") == "a.prototxt:5:21"
+    assert document.given is not None
+    assert with_own_fields(document.message, document.given) == parse_lenient(NORMS).message
+
+
+def test_the_rates_of_statistics_that_nvcaffe_sets_itself_are_written() -> None:
+    rates = " ".join("param { lr_mult: 2 decay_mult: 3 }" for _ in range(3))
     document, notes = convert(f'layer {{ name: "bn" type: "BatchNorm" {rates} }}', "nvcaffe")
-    assert [(param.lr_mult, param.decay_mult) for param in document.message.layer[0].param] == [
-        *[(0, 0)] * 3,
-        *[(1, 1)] * 2,
-    ]
+    params = document.message.layer[0].param
+    assert [(param.lr_mult, param.decay_mult) for param in params] == [(0, 0)] * 3
     assert notes[1] == (
-        "a.prototxt:1:38: writes the rates of a BatchNorm's param, which nvcaffe sets itself: 0 0 0 1 1"
+        "a.prototxt:1:38: writes 0 for the rates of a BatchNorm's statistics, as nvcaffe does itself"
     )
     assert "nvcaffe's BatchNorm keeps running means" in notes[0]
 
@@ -156,3 +174,28 @@ def test_a_recipe_s_net_gets_its_own_fields_back() -> None:
     assert is_kind(given, pb.NetParameter)
     given.layer[0].data_param.batch_size = 9
     assert again.SerializeToString(deterministic=True) == given.SerializeToString(deterministic=True)
+
+
+def test_batch_norms_of_one_name_share_the_scale_and_shift_of_both_phases() -> None:
+    norms = "".join(
+        f'layer {{ name: "bn" type: "BatchNorm" bottom: "x" top: "x" include {{ phase: {phase} }} '
+        f"batch_norm_param {{ scale_bias: true eps: {eps} }} }}"
+        for phase, eps in (("TRAIN", 0.1), ("TEST", 0.2))
+    )
+    document, _ = convert(norms, "nvcaffe")
+    assert [layer.name for layer in document.message.layer] == ["bn", "bn_scale"] * 2
+    assert document.given is not None
+    assert with_own_fields(document.message, document.given) == parse_lenient(norms).message
+
+
+def test_layers_of_two_nets_that_differ_only_in_fields_of_their_caffe_are_refused() -> None:
+    plain = 'layer { name: "r" type: "ReLU" }'
+    train, _ = convert(plain, "nvcaffe")
+    test, _ = convert(plain.replace("}", "forward_type: FLOAT }"), "nvcaffe")
+    joined = join_documents(train, test)
+    assert len(joined.message.layer) == 1
+    assert joined.given is not None
+    with pytest.raises(
+        PrototxtError, match="layer 'r' differs between TRAIN and TEST in fields that ours lacks"
+    ):
+        with_own_fields(joined.message, joined.given)
