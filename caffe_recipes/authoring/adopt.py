@@ -44,7 +44,7 @@ from caffe_recipes.review.naming import is_file
 from caffe_recipes.wording import describe_count
 
 _KEYS = {*SolverSettings.model_fields, "snapshot_prefix"}
-_NEEDED = ("base_lr", "lr_policy", "max_iter", "snapshot_prefix")
+_NEEDED = ("base_lr", "lr_policy", "max_iter")
 # Fields for which recipes have no key, and why the generated solvers do not need them.
 _DROPPED = {
     "snapshot_format": "a run verifies snapshots of the default format",

@@ -183,7 +183,8 @@ def _as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[st
     """Return solvers of equal meaning that a recipe can express, and notes on what changes.
 
     A net that is named for training and for tests is named once; an old `solver_type` becomes `type`; fields
-    that recipes lack are left out if they have their default; a snapshot_prefix that is a folder gets a name.
+    that recipes lack are left out if they have their default; a snapshot_prefix that is missing or a folder
+    gets a name.
     """
     found, notes = [], []
     for solver in solvers:
@@ -199,7 +200,7 @@ def _as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[st
             if value == field.default_value:
                 message.ClearField(field.name)
                 changed.append(f"drops {field.name}, which has its default")
-        if message.snapshot_prefix.endswith("/"):
+        if not message.snapshot_prefix or message.snapshot_prefix.endswith("/"):
             message.snapshot_prefix += phase_name(solver.path)
             changed.append(f"writes its snapshots to {message.snapshot_prefix}, not to a file without a name")
         found.append(replace(solver, message=message))

@@ -1,7 +1,7 @@
 """Join the nets of `train_net` and `test_net` into one, as solvers with `net` have it.
 
-A layer that both nets have stands once; each other layer gets `include { phase: TRAIN }` or TEST. The order
-of the layers of both nets is kept.
+A layer that both nets have stands once; each other layer gets `include { phase: TRAIN }` or TEST, and so does
+each Data layer, since a recipe has data for each phase. The order of the layers of both nets is kept.
 
 Source: BVLC Caffe, solver.cpp (InitTrainNet, InitTestNets) and net.cpp (FilterNet): the training net is
 filtered with phase TRAIN, the test net with TEST, so that a layer for the other phase has no effect.
@@ -52,8 +52,8 @@ def _join(train: pb.NetParameter, test: pb.NetParameter) -> tuple[pb.NetParamete
     origins: list[tuple[int, int]] = []
     parts = [list(_layers_of(net, phase)) for net, phase in zip((train, test), _PHASES, strict=True)]
     for pair in _align(*parts):
-        bare = [None if part is None else part[1] for part in pair]
-        is_shared = bare[0] == bare[1]
+        one, other = (None if part is None else part[1] for part in pair)
+        is_shared = one is not None and one == other and one.type != "Data"
         for phase, part in zip(_PHASES, pair, strict=True):
             if part is None or (is_shared and phase == pb.TEST):
                 continue

@@ -216,6 +216,11 @@ OLD_NET = (
             NET,
             "solver.prototxt writes its snapshots to out/main, not to a file without a name",
         ),
+        (
+            'net: "net.prototxt" snapshot_prefix: ""',
+            NET,
+            "solver.prototxt writes its snapshots to main, not to a file without a name",
+        ),
     ],
 )
 def test_what_means_the_same_is_adopted_and_reported(
@@ -231,8 +236,8 @@ def test_what_means_the_same_is_adopted_and_reported(
     plain = parse_prototxt(ALONE.replace("net.proto", "./net.proto"), pb.SolverParameter)
     if "NESTEROV" in solver:
         plain.type = "Nesterov"
-    if "out/" in solver:
-        plain.snapshot_prefix = "out/main"
+    if "snapshot_prefix" in solver:
+        plain.snapshot_prefix = "out/main" if "out/" in solver else "main"
     files = generated(made, tmp_path)
     assert files["net.prototxt"] == parse_prototxt(NET, pb.NetParameter)
     assert [message for name, message in files.items() if name != "net.prototxt"] == [plain]

@@ -55,6 +55,11 @@ def test_a_layer_that_moves_or_differs_stands_twice_and_both_orders_are_kept() -
     assert len([layer for layer in joined.layer if not layer.include]) == 2
 
 
+def test_equal_data_layers_stand_once_for_each_phase_as_in_a_recipe() -> None:
+    joined = join_nets(net(TRAIN), net(TRAIN))
+    assert [(layer.name, len(layer.include)) for layer in joined.layer[:3]] == [("d", 1), ("d", 1), ("fc", 0)]
+
+
 def test_nets_that_differ_elsewhere_are_refused_with_the_field() -> None:
     train, test = (
         parse_document(TRAIN, "a", pb.NetParameter),
