@@ -331,6 +331,10 @@ def refuse_data(net: Net) -> None:
 
 
 def _link(solver: Solver, net: Net, script: Script) -> Link:
+    own = getattr(solver.given, "weights", ())  # of BVLC's Caffe; a command's --weights overrides it
+    if len(own) > 1:
+        what = f"weights: is given {len(own)} times, but a phase starts from one file"
+        raise InputError(solver.where("weights[1]"), what, "keep one")
     (alone,) = read_links(solver, phase_name(solver.path))
     return apply_command(replace(alone, net=net), find_training(script, solver.path))
 

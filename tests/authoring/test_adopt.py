@@ -75,7 +75,19 @@ REFUSED = [
         "solver_cyc1",
         "max_iter",
         "weights: 'w' max_iter",
-        r"solver_cyc1.prototxt:\d+:1: SolverParameter.weights of BVLC's Caffe has no equal in a recipe",
+        r"solver_cyc1.prototxt:\d+:1: cyc1 starts from w, which is not a .caffemodel",
+    ),
+    (
+        "solver_cyc1",
+        "max_iter",
+        "weights: 'a.caffemodel' weights: 'b.caffemodel' max_iter",
+        r"solver_cyc1.prototxt:\d+:25: weights: is given 2 times, but a phase starts from one file; keep",
+    ),
+    (
+        "solver_cyc1",
+        "max_iter",
+        "solver_data_type: FLOAT16 max_iter",
+        r"solver_data_type of nvcaffe has no equal in a recipe; remove it; here every number is a FLOAT",
     ),
     (
         "train_val",
@@ -371,6 +383,13 @@ def test_files_of_another_caffe_are_adopted_and_generated_for_it_again(
     changed = ALONE.replace('"net.proto', '"nvcaffe/net.proto').replace('"s"', '"s-nvcaffe"')
     expected = parse_lenient(f"{changed} test_initialization: false").message
     assert parse_lenient(texts["solver_main.prototxt"]).message == expected
+
+
+def test_the_weights_of_a_solver_of_bvlc_are_those_of_the_phase(tmp_path: Path) -> None:
+    solver = write_nvidia(tmp_path, 'weights: "vgg.caffemodel"', NET)
+    made = adopt(solver, AdoptOptions(images=80), home=tmp_path)
+    assert made.recipe.phases[0].weights == "vgg.caffemodel"
+    assert f"{solver}:9:1: SolverParameter.weights is `weights` of the phase" in made.notes
 
 
 def test_two_nets_of_another_caffe_are_generated_for_it_again(tmp_path: Path) -> None:

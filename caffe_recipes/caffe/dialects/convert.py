@@ -33,6 +33,8 @@ _EQUAL: Mapping[tuple[str, str, str], str] = {
     # It is false here: `_split_norms` has replaced those that are true.
     ("nvcaffe", "BatchNormParameter", "scale_bias"): "use_weight_bias",
 }
+# Fields that a phase of a recipe has in another place.
+_ELSEWHERE: Mapping[tuple[str, str, str], str] = {("bvlc", "SolverParameter", "weights"): "`weights`"}
 _READING = ("cache", "precache", "threads")
 # Fields that change only speed, memory or the format of files, by dialect and message.
 _IDLE: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -149,6 +151,8 @@ def _convert(message: Message, prefix: str, given: Document[Any], dialect: str) 
         if equal is not None:
             _set(message, equal, value)
             yield path, f"{name} is {equal} here"
+        elif (dialect, owner, field.name) in _ELSEWHERE:
+            yield path, f"{name} is {_ELSEWHERE[dialect, owner, field.name]} of the phase"
         elif _has_default(field, owner, value, dialect):
             yield path, f"drops {name}, which has its default"
         elif field.name in _IDLE.get((dialect, owner), ()):
