@@ -24,11 +24,11 @@ from caffe_recipes.authoring.adopt_files import (
     find_trainer,
     guess_nets,
     has_classifier,
-    place_of,
     prototxt_net,
     read_folder,
     variant_values,
 )
+from caffe_recipes.authoring.adopt_sources import place_of
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS

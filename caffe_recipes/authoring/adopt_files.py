@@ -7,51 +7,42 @@ The solvers give the phases, their order, and what each starts from; the nets gi
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
-
-from caffe_recipes.authoring.recipe_yaml import clean_name
+from caffe_recipes.authoring.adopt_sources import (
+    as_recipe_solvers,
+    convert,
+    files_of,
+    find_dialect,
+    load_net,
+    load_solvers,
+    phase_name,
+    read_net,
+)
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.dialects.convert import convert_document
-from caffe_recipes.caffe.dialects.schema import load_lenient
-from caffe_recipes.caffe.joined_nets import JoinedDocument, join_documents
 from caffe_recipes.caffe.nets import BUILDERS
-from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, is_kind, read_prototxt
+from caffe_recipes.caffe.prototxt import MOST_BYTES, read_prototxt
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.writer import float_text, string_text
-from caffe_recipes.caffe.upgrade import upgrade_solver
-from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.recipe.model import NET_FILES, SolverSettings, Transformation
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.model import NET_FILES, Transformation
 from caffe_recipes.render.prototxts import OTHER_READERS
-from caffe_recipes.review.diff.forms import normalize_all
-from caffe_recipes.review.foreign import recognize_dialect
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (
     apply_command,
     count_records,
-    find_net,
     find_training,
-    net_field,
-    upgrade_if_old,
 )
 from caffe_recipes.review.lint.recipe_rules import find_epoch_size
 from caffe_recipes.review.lint.scripts import Script, load_script
-from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
-from caffe_recipes.review.naming import hiding_foreign_text, is_prototxt_file, refuse_foreign_names
 from caffe_recipes.wording import describe_count, join_names
-
-_NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none
 
 
 @dataclass(frozen=True)
@@ -93,9 +84,9 @@ def read_folder(
     Raises InputError or PrototxtError for a folder without solvers, for solvers in unknown order, for a net
     that is not found, and for a start of a phase that a recipe cannot express.
     """
-    foreign = _load_solvers(target)
-    dialect, notes = _find_dialect(foreign, caffe_root, given_dialect)
-    solvers, solver_notes = _as_recipe_solvers([_convert(solver, dialect, notes) for solver in foreign])
+    foreign = load_solvers(target)
+    dialect, notes = find_dialect(foreign, caffe_root, given_dialect)
+    solvers, solver_notes = as_recipe_solvers([convert(solver, dialect, notes) for solver in foreign])
     notes += solver_notes
     folder = target if target.is_dir() else target.parent
     script = load_script(script_file, MOST_BYTES) if script_file else find_script(folder, solvers)
@@ -104,10 +95,10 @@ def read_folder(
     nets: dict[str, Net] = {}
     links = []
     for given in ordered:
-        solver, net, net_notes = _load_net(given, caffe_root, dialect)
+        solver, net, net_notes = load_net(given, caffe_root, dialect)
         notes += [note for note in net_notes if note not in notes]
         name = Path(net.path).stem
-        files, others = _files_of(net), _files_of(nets.setdefault(name, net))
+        files, others = files_of(net), files_of(nets.setdefault(name, net))
         if files != others:
             what = f"net: {' and '.join(files)} and {' and '.join(others)} have the same name"
             raise InputError(solver.where("net"), what, "rename one of them")
@@ -121,95 +112,6 @@ def read_folder(
         target, folder, tuple(links), starts, nets, script, text, Path(path).name, "", tuple(notes), dialect
     )
     return _with_tested(found)
-
-
-def phase_name(path: str | Path) -> str:
-    """Return the phase's name, from its solver's file, in the characters that a recipe allows.
-
-    >>> phase_name("a/solver_cyc1.prototxt"), phase_name("solver.prototxt"), phase_name("solver_a b.prototxt")
-    ('cyc1', 'main', 'a-b')
-    """
-    name = phase_name_from_path(path)
-    return _NO_PHASE.get(name) or clean_name(name) or "main"
-
-
-def _load_solvers(target: Path) -> list[Solver]:
-    if target.is_file():
-        paths = [target]
-    else:
-        try:
-            paths = sorted(path for path in target.iterdir() if is_prototxt_file(path))
-        except OSError as error:
-            raise InputError(
-                target, f"cannot be read: {error.strerror}", "give a folder of solvers"
-            ) from error
-    documents: list[Document[Any]] = [load_lenient(path) for path in paths]
-    for document in documents:
-        if is_kind(document.message, pb.MultiPhaseSolverParameter):
-            what = "contains several solvers, but each phase of a recipe has its own"
-            raise InputError(document.path, what, "write each solver to a separate file")
-    solvers = [document for document in documents if is_kind(document.message, pb.SolverParameter)]
-    if not solvers:
-        what = "is not a solver" if target.is_file() else "contains no solver"
-        raise InputError(target, what, "give a solver, or the folder of the solvers' .prototxt files")
-    return solvers
-
-
-def _find_dialect(
-    solvers: Sequence[Document[Any]], caffe_root: Path | None, given: str | None
-) -> tuple[str, list[str]]:
-    """Return the dialect of the files: the given one, else by their fields, with a note on it."""
-    if given is not None:
-        return given, []
-    documents = [*solvers]
-    for solver in solvers:
-        for field, value in solver.message.ListFields():
-            if field.name not in ("net", "train_net", "test_net"):
-                continue
-            place = find_net(solver, f"{field.name}[0]" if field.is_repeated else field.name, caffe_root, "")
-            with suppress(PrototxtError):  # which is raised where the net is read
-                documents += [load_lenient(place.file)] if place.file and value else []
-    found = recognize_dialect(documents)
-    return (found[0], [found[1]]) if found else (OURS, [])
-
-
-def _convert(document: Document[Any], dialect: str, notes: list[str]) -> Document[Any]:
-    converted, more = convert_document(document, dialect)
-    notes += [note for note in more if note not in notes]
-    return converted
-
-
-def _as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[str]]:
-    """Return solvers of equal meaning that a recipe can express, and notes on what changes.
-
-    A net that is named for training and for tests is named once; an old `solver_type` becomes `type`; fields
-    that recipes lack are left out if they have their default; a snapshot_prefix that is missing or a folder
-    gets a name.
-    """
-    found, notes = [], []
-    for solver in solvers:
-        file = Path(solver.path).name
-        message = upgrade_solver(solver.message).message
-        changed = [] if message == solver.message else ["solver_type is now type"]
-        normalize_all(message)
-        if message.HasField("net") and not solver.message.HasField("net"):
-            changed.append("names its net in `net`, not in train_net and test_net")
-        for field, value in message.ListFields():
-            if field.name in _SOLVER_KEYS or field.is_repeated or field.message_type:
-                continue
-            if value == field.default_value:
-                message.ClearField(field.name)
-                changed.append(f"drops {field.name}, which has its default")
-        if not message.snapshot_prefix or message.snapshot_prefix.endswith("/"):
-            message.snapshot_prefix += phase_name(solver.path)
-            changed.append(f"writes its snapshots to {message.snapshot_prefix}, not to a file without a name")
-        found.append(replace(solver, message=message))
-        notes += [f"{file} {change}" for change in changed]
-    return found, notes
-
-
-# The fields that recipes write or drop, whatever their value.
-_SOLVER_KEYS = {*SolverSettings.model_fields, "net", "train_net", "snapshot_prefix"}
 
 
 def _order(
@@ -233,101 +135,6 @@ def _order(
         names = ", ".join(Path(solver.path).name for solver in left)
         notes.append(f"left out: {names}, which the script does not train")
     return ordered, notes
-
-
-def _load_net(solver: Solver, caffe_root: Path | None, dialect: str) -> tuple[Solver, Net, list[str]]:
-    """Return a solver that names one net, that net, and notes.
-
-    The nets of train_net and test_net are joined; the solver then names a file that need not exist, next to
-    the training net.
-    """
-    message, field = solver.message, net_field(solver.message)
-    inline = [each for each, _ in message.ListFields() if each.name in _INLINE_NETS]
-    if inline or not field:
-        name = inline[0].name if inline else "net"
-        what = f"{name}: is {'a net inside the solver' if inline else 'missing'}"
-        where = solver.where(place_of(inline[0]) if inline else "")
-        raise InputError(where, what, "write the net to a separate file, and name it in `net`")
-    tests = len(message.test_net)
-    if tests > 1 or (message.test_iter and not tests and field == "train_net"):
-        what = f"test_net: is given {tests} times, but a recipe has one test net"
-        hint = "keep one" if tests else f"write net: {string_text(message.train_net)} for tests of this net"
-        raise InputError(solver.where("test_net[1]" if tests else "test_iter[0]"), what, hint)
-    notes: list[str] = []
-    net = _load_file(solver, field, caffe_root, dialect, notes)
-    if not message.test_iter:
-        net = _only_train(net, notes)
-    if field == "net" and not tests:
-        return solver, net, notes
-    named = deepcopy(message)
-    if tests:
-        net = join_documents(net, _load_file(solver, "test_net[0]", caffe_root, dialect, notes))
-        files = " and ".join(Path(file).name for file in _files_of(net))
-        notes.append(f"{files} are one net: each layer that only one has gets an include")
-    named.ClearField("train_net")
-    named.ClearField("test_net")
-    named.net = posixpath.join(posixpath.dirname(getattr(message, field)), posixpath.basename(net.path))
-    return replace(solver, message=named), net, notes
-
-
-def _only_train(net: Net, notes: list[str]) -> Net:
-    """Return a net that is never tested with an include of TRAIN in each Data layer that has no rule."""
-    message = deepcopy(net.message)
-    both = [layer for layer in message.layer if layer.type == "Data" and not (layer.include or layer.exclude)]
-    for layer in both:
-        layer.include.add(phase="TRAIN")
-        what = f"layer '{layer.name}' gets include {{ phase: TRAIN }}, since no solver tests the net"
-        notes.append(f"{Path(net.path).name}: {what}")
-    return replace(net, message=message) if both else net
-
-
-def place_of(field: FieldDescriptor) -> str:
-    """Return the path of a field of a solver, or of its first value."""
-    return f"{field.name}[0]" if field.is_repeated else field.name
-
-
-_INLINE_NETS = ("net_param", "train_net_param", "test_net_param")
-
-
-def _files_of(net: Net) -> tuple[str, ...]:
-    return tuple(one.path for one in net.nets) if isinstance(net, JoinedDocument) else (net.path,)
-
-
-def _load_file(solver: Solver, field: str, caffe_root: Path | None, dialect: str, notes: list[str]) -> Net:
-    """Return a net that a field of a solver names, upgraded and converted to our format."""
-    place = find_net(solver, field, caffe_root, "")
-    name, _, index = field.partition("[")
-    if place.file is None:
-        given = solver.message.test_net[0] if index else getattr(solver.message, name)
-        what = f"{name}: {given} not found, neither in the current folder nor next to the solver"
-        raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
-    return _read_net(place.file, solver.path, caffe_root, dialect, notes)
-
-
-def _read_net(
-    file: Path, named_by: str | Path, caffe_root: Path | None, dialect: str, notes: list[str]
-) -> Net:
-    with hiding_foreign_text(file, named_by, caffe_root):
-        net: Net = load_lenient(file)  # type: ignore[assignment] # checked below
-        refuse_foreign_names(net, named_by, caffe_root)
-        if not is_kind(net.message, pb.NetParameter):
-            raise PrototxtError(file, "is not a net", "name the file of a net")
-        if net.message.layers:
-            notes.append(f"{Path(net.path).name} is in the old format: upgraded, as Caffe does")
-            net = upgrade_if_old(net)
-        net = _convert(net, dialect, notes)
-    refuse_data(net)
-    return net
-
-
-def refuse_data(net: Net) -> None:
-    """Raise InputError for a layer whose data a program makes or fills: no recipe can stage or name them."""
-    for index, layer in enumerate(net.message.layer):
-        if layer.type == "MemoryData" or (layer.type == "Python" and not layer.bottom):
-            makes = "a program fills its memory" if layer.type == "MemoryData" else "Python code makes them"
-            what = f"layer '{layer.name}' reads {layer.type}: {makes}, which a recipe cannot do"
-            hint = "build an LMDB of the data, and read it in a layer of type Data"
-            raise InputError(net.where(f"layer[{index}].type"), what, hint)
 
 
 def _link(solver: Solver, net: Net, script: Script) -> Link:
@@ -400,7 +207,7 @@ def _with_tested(found: Adopted) -> Adopted:
             return replace(found, tested=file.stem)
         if file.is_file():
             notes: list[str] = []
-            net = _read_net(file, file, None, found.dialect, notes)
+            net = read_net(file, file, None, found.dialect, notes)
             nets = {**found.nets, file.stem: net}
             return replace(found, tested=file.stem, nets=nets, notes=(*found.notes, *notes))
     return found
@@ -580,7 +387,7 @@ def _float(value: float) -> float:
 
 def prototxt_net(net: Net, classes: int, folder: Path) -> dict[str, Any]:
     """Return the keys of `net` for one or two prototxts, with paths relative to the recipe's folder."""
-    paths = (os.path.relpath(file, folder).replace(os.sep, "/") for file in _files_of(net))
+    paths = (os.path.relpath(file, folder).replace(os.sep, "/") for file in files_of(net))
     name = net.message.name or Path(net.path).stem
     return {"name": name, "classes": classes, **dict(zip(NET_FILES, paths, strict=False))}
 
