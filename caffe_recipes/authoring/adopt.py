@@ -30,8 +30,10 @@ from caffe_recipes.authoring.adopt_files import (
     read_folder,
     variant_values,
 )
+from caffe_recipes.authoring.adopt_sources import place_of
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.config import Location, YamlSource, validate
 from caffe_recipes.errors import CaffeRecipesError, InputError
@@ -44,7 +46,7 @@ from caffe_recipes.review.naming import is_file
 from caffe_recipes.wording import describe_count
 
 _KEYS = {*SolverSettings.model_fields, "snapshot_prefix"}
-_NEEDED = ("base_lr", "lr_policy", "max_iter", "snapshot_prefix")
+_NEEDED = ("base_lr", "lr_policy", "max_iter")
 # Fields for which recipes have no key, and why the generated solvers do not need them.
 _DROPPED = {
     "snapshot_format": "a run verifies snapshots of the default format",
@@ -85,7 +87,7 @@ def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
         if field.name not in _KEYS:
             hint = "run `caffe-recipes upgrade` on it" if field.name == "solver_type" else "remove it"
             what = f"{field.name}: recipes do not support it"
-            raise InputError(solver.where(_place(field)), what, hint)
+            raise InputError(solver.where(place_of(field)), what, hint)
         values[field.name] = _plain(solver, field, value)
     missing = [key for key in _NEEDED if key not in values]
     if missing:
@@ -123,10 +125,6 @@ def _plain(solver: Solver, field: FieldDescriptor, value: Any) -> Any:  # noqa: 
     return float(float_text(value)) if is_float else value
 
 
-def _place(field: FieldDescriptor) -> str:
-    return f"{field.name}[0]" if field.is_repeated else field.name
-
-
 def _check(solver: Solver, values: Mapping[str, Any]) -> None:
     """Validate the keys of a phase; errors have the solver's file and line."""
     lines: dict[Location, int] = {(): 1}
@@ -150,7 +148,7 @@ def adopt(
 
     Raises InputError or PrototxtError, with file and field, for anything that a recipe cannot express.
     """
-    found = read_folder(target, script, options.caffe_root)
+    found = read_folder(target, script, options.caffe_root, options.dialect)
     first = found.links[0].net
     assert first is not None  # read_folder finds the net of every solver
     values, comments, notes = _values(found, first, options, name)
@@ -303,9 +301,12 @@ def _with_net(
         except CaffeRecipesError:  # only this guess is wrong; real errors are raised below
             continue
     own = prototxt_net(first, classes, home)
+    if found.dialect != OURS:
+        own["dialect"] = found.dialect
     recipe = make_recipe({**values, "net": own}, str(found.folder), home, options)
+    files = " and ".join(Path(own[key]).name for key in ("prototxt", "test_prototxt") if key in own)
     kept = "" if recipe.data.is_in_net else "; its data layers are replaced by the recipe's"
-    return recipe, f"read from {Path(first.path).name}{kept}"
+    return recipe, f"read from {files}{kept}"
 
 
 def _check_same(recipe: Recipe, found: Adopted) -> list[str]:

@@ -7,7 +7,6 @@ The solvers give the phases, their order, and what each starts from; the nets gi
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,36 +14,36 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from caffe_recipes.authoring.recipe_yaml import clean_name
+from caffe_recipes.authoring.adopt_sources import (
+    as_recipe_solvers,
+    convert,
+    files_of,
+    find_dialect,
+    load_net,
+    load_solvers,
+    phase_name,
+    read_net,
+)
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.layers import batch_size
 from caffe_recipes.caffe.nets import BUILDERS
-from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, load_document, read_prototxt
-from caffe_recipes.caffe.shapes import select_layers
-from caffe_recipes.caffe.text.writer import float_text
-from caffe_recipes.caffe.upgrade import upgrade_solver
+from caffe_recipes.caffe.prototxt import MOST_BYTES, read_prototxt
+from caffe_recipes.caffe.shapes import infer_shapes, select_layers
+from caffe_recipes.caffe.text.writer import float_text, string_text
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import SolverSettings, Transformation
-from caffe_recipes.render.prototxts import FED_BY_PROGRAMS, OTHER_READERS
-from caffe_recipes.review.diff.forms import normalize_all
+from caffe_recipes.recipe.model import NET_FILES, Transformation
+from caffe_recipes.render.prototxts import OTHER_READERS
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (
     apply_command,
     count_records,
-    find_net,
     find_training,
-    is_solver,
-    net_field,
-    upgrade_if_old,
 )
 from caffe_recipes.review.lint.recipe_rules import find_epoch_size
 from caffe_recipes.review.lint.scripts import Script, load_script
-from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
-from caffe_recipes.review.naming import hiding_foreign_text, is_prototxt_file
-from caffe_recipes.wording import describe_count
-
-_NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none
+from caffe_recipes.wording import describe_count, join_names
 
 
 @dataclass(frozen=True)
@@ -75,30 +74,35 @@ class Adopted:
     script_name: str = ""
     tested: str = ""
     notes: tuple[str, ...] = ()
+    dialect: str = OURS
 
 
-def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None) -> Adopted:
+def read_folder(
+    target: Path, script_file: Path | None, caffe_root: Path | None, given_dialect: str | None = None
+) -> Adopted:
     """Read the solvers of a folder, or a single solver, with their nets and the script that starts them.
 
     Raises InputError or PrototxtError for a folder without solvers, for solvers in unknown order, for a net
     that is not found, and for a start of a phase that a recipe cannot express.
     """
-    solvers, notes = _as_recipe_solvers(_load_solvers(target))
+    foreign = load_solvers(target)
+    dialect, notes = find_dialect(foreign, caffe_root, given_dialect)
+    solvers, solver_notes = as_recipe_solvers([convert(solver, dialect, notes) for solver in foreign])
+    notes += solver_notes
     folder = target if target.is_dir() else target.parent
     script = load_script(script_file, MOST_BYTES) if script_file else find_script(folder, solvers)
     ordered, order_notes = _order(folder, solvers, script, is_given=script_file is not None)
     notes += order_notes
     nets: dict[str, Net] = {}
     links = []
-    for solver in ordered:
-        net = _load_net(solver, caffe_root)
-        if net.message.layers:
-            notes.append(f"{Path(net.path).name} is in the old format: upgraded, as Caffe does")
-            net = upgrade_if_old(net)
+    for given in ordered:
+        solver, net, net_notes = load_net(given, caffe_root, dialect)
+        notes += [note for note in net_notes if note not in notes]
         name = Path(net.path).stem
-        if nets.setdefault(name, net).path != net.path:
-            where, other = solver.where("net"), nets[name].path
-            raise InputError(where, f"net: {net.path} and {other} have the same name", "rename one of them")
+        files, others = files_of(net), files_of(nets.setdefault(name, net))
+        if files != others:
+            what = f"net: {' and '.join(files)} and {' and '.join(others)} have the same name"
+            raise InputError(solver.where("net"), what, "rename one of them")
         links.append(_link(solver, nets[name], script))
     _refuse_resumed(links, script)
     starts = tuple(_phase_starts(links))
@@ -106,74 +110,9 @@ def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None)
     path = script.trainings[0].where.rpartition(":")[0] if script.trainings else ""
     text = read_prototxt(path, MOST_BYTES) if path else ""
     found = Adopted(
-        target, folder, tuple(links), starts, nets, script, text, Path(path).name, "", tuple(notes)
+        target, folder, tuple(links), starts, nets, script, text, Path(path).name, "", tuple(notes), dialect
     )
     return _with_tested(found)
-
-
-def phase_name(path: str | Path) -> str:
-    """Return the phase's name, from its solver's file, in the characters that a recipe allows.
-
-    >>> phase_name("a/solver_cyc1.prototxt"), phase_name("solver.prototxt"), phase_name("solver_a b.prototxt")
-    ('cyc1', 'main', 'a-b')
-    """
-    name = phase_name_from_path(path)
-    return _NO_PHASE.get(name) or clean_name(name) or "main"
-
-
-def _load_solvers(target: Path) -> list[Solver]:
-    if target.is_file():
-        paths = [target]
-    else:
-        try:
-            paths = sorted(path for path in target.iterdir() if is_prototxt_file(path))
-        except OSError as error:
-            raise InputError(
-                target, f"cannot be read: {error.strerror}", "give a folder of solvers"
-            ) from error
-    documents: list[Document[Any]] = [load_document(path) for path in paths]
-    for document in documents:
-        if isinstance(document.message, pb.MultiPhaseSolverParameter):
-            what = "contains several solvers, but each phase of a recipe has its own"
-            raise InputError(document.path, what, "write each solver to a separate file")
-    solvers = [document for document in documents if is_solver(document)]
-    if not solvers:
-        what = "is not a solver" if target.is_file() else "contains no solver"
-        raise InputError(target, what, "give a solver, or the folder of the solvers' .prototxt files")
-    return solvers
-
-
-def _as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[str]]:
-    """Return solvers of equal meaning that a recipe can express, and notes on what changes.
-
-    A net that is named for training and for tests is named once; an old `solver_type` becomes `type`; fields
-    that recipes lack are left out if they have their default; a snapshot_prefix without a file name gets one.
-    """
-    found, notes = [], []
-    for solver in solvers:
-        file = Path(solver.path).name
-        message = upgrade_solver(solver.message).message
-        changed = [] if message == solver.message else ["solver_type is now type"]
-        normalize_all(message)
-        if message.HasField("net") and not solver.message.HasField("net"):
-            changed.append("names its net in `net`, not in train_net and test_net")
-        for field, value in message.ListFields():
-            if field.name in _SOLVER_KEYS or field.is_repeated or field.message_type:
-                continue
-            if value == field.default_value:
-                message.ClearField(field.name)
-                changed.append(f"drops {field.name}, which has its default")
-        if not message.snapshot_prefix or message.snapshot_prefix.endswith("/"):
-            folder = message.snapshot_prefix or posixpath.join(posixpath.dirname(message.net), "")
-            message.snapshot_prefix = folder + phase_name(solver.path)
-            changed.append(f"writes its snapshots to {message.snapshot_prefix}, not to a file without a name")
-        found.append(replace(solver, message=message))
-        notes += [f"{file} {change}" for change in changed]
-    return found, notes
-
-
-# The fields that recipes write or drop, whatever their value.
-_SOLVER_KEYS = {*SolverSettings.model_fields, "net", "train_net", "snapshot_prefix"}
 
 
 def _order(
@@ -199,21 +138,11 @@ def _order(
     return ordered, notes
 
 
-def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
-    field = net_field(solver.message)
-    if field != "net":
-        what = f"{field}: the solvers of a recipe name their net in `net`" if field else "net: is missing"
-        raise InputError(solver.where(field), what, "write the net to a separate file, and name it in `net`")
-    place = find_net(solver, field, caffe_root, "")
-    if place.file is None:
-        what = f"net: {solver.message.net} not found, neither in the current folder nor next to the solver"
-        raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
-    with hiding_foreign_text(place.file, solver.path, caffe_root):
-        net: Net = load_document(place.file, pb.NetParameter)
-    return net
-
-
 def _link(solver: Solver, net: Net, script: Script) -> Link:
+    own = getattr(solver.given, "weights", ())  # of BVLC's Caffe; a command's --weights overrides it
+    if len(own) > 1:
+        what = f"weights: is given {len(own)} times, but a phase starts from one file"
+        raise InputError(solver.where("weights[1]"), what, "keep one")
     (alone,) = read_links(solver, phase_name(solver.path))
     return apply_command(replace(alone, net=net), find_training(script, solver.path))
 
@@ -278,9 +207,10 @@ def _with_tested(found: Adopted) -> Adopted:
         if file.stem in found.nets:
             return replace(found, tested=file.stem)
         if file.is_file():
-            with hiding_foreign_text(file, file):
-                net: Net = load_document(file, pb.NetParameter)
-            return replace(found, tested=file.stem, nets={**found.nets, file.stem: net})
+            notes: list[str] = []
+            net = read_net(file, file, None, found.dialect, notes)
+            nets = {**found.nets, file.stem: net}
+            return replace(found, tested=file.stem, nets=nets, notes=(*found.notes, *notes))
     return found
 
 
@@ -288,15 +218,10 @@ def find_other_data(nets: Iterable[Net]) -> str:
     """Return what the nets' data layers read if a recipe's cannot replace them, as in `ImageData`; else "".
 
     These are layers that read no LMDB, and two for the same phase.
-    Raises InputError for a layer that a program of the user's feeds.
     """
     for net in nets:
         seen: set[int] = set()
-        for index, layer in enumerate(net.message.layer):
-            if layer.type in FED_BY_PROGRAMS and not layer.bottom:
-                what = f"layer '{layer.name}' is fed by a program ({layer.type}), which no recipe starts"
-                hint = "read the data from an LMDB, HDF5 files or a list of images"
-                raise InputError(net.where(f"layer[{index}].type"), what, hint)
+        for layer in net.message.layer:
             if layer.type in OTHER_READERS:
                 return str(layer.type)
             if layer.type != "Data":
@@ -319,7 +244,7 @@ def data_values(net: Net) -> dict[str, Any]:
     """
     train, test = _data_layer(net, pb.TRAIN), _data_layer(net, pb.TEST)
     if train is None:
-        raise InputError(net.path, "has no layer of type Data for TRAIN", "add one that reads an LMDB")
+        raise InputError(net.where(), describe_no_data(net), "add one that reads an LMDB")
     data = train.data_param
     values: dict[str, Any] = {"train": {"lmdb": data.source}, "test": {}}
     if data.HasField("shuffle"):
@@ -334,6 +259,15 @@ def data_values(net: Net) -> dict[str, Any]:
             values["test"]["interp_mode"] = _interpolation(resize.resize_param)
     _add_transforms(values, train, test)
     return values
+
+
+def describe_no_data(net: Net) -> str:
+    """Return that a net has no layer of type Data for TRAIN, and what it reads instead."""
+    sources = [f"`input: {string_text(name)}`" for name in net.message.input]
+    layers = select_layers(net.message, pb.TRAIN)
+    sources += [f"'{layer.name}' ({layer.type})" for layer in layers if not layer.bottom]
+    others = f"; its data come from {join_names(sources)}" if sources else ""
+    return f"has no layer of type Data for TRAIN{others}"
 
 
 def _add_transforms(values: dict[str, Any], train: pb.LayerParameter, test: pb.LayerParameter | None) -> None:
@@ -365,10 +299,12 @@ def _transform_values(layer: pb.LayerParameter) -> dict[str, Any]:
 
 def batch_of(net: Net) -> int:
     """Return the batch size per rank; raises InputError if the net gives none."""
-    size = next(filter(None, map(batch_size, _sources(net, pb.TRAIN))), 0)
-    if not size:
-        raise InputError(net.path, "has no data layer with a batch_size for TRAIN", "add it there")
-    return size
+    if size := next(filter(None, map(batch_size, _sources(net, pb.TRAIN))), 0):
+        return size
+    for found in infer_shapes(net.message, pb.TRAIN, path=net.path).layers:
+        if found.layer.type == "DummyData" and found.tops[0] and found.tops[0][0]:
+            return found.tops[0][0]
+    raise InputError(net.path, "has no data layer with a batch_size for TRAIN", "add it there")
 
 
 def _sources(net: Net, phase: int) -> list[pb.LayerParameter]:
@@ -482,9 +418,10 @@ def _float(value: float) -> float:
 
 
 def prototxt_net(net: Net, classes: int, folder: Path) -> dict[str, Any]:
-    """Return the keys of `net` for a prototxt file, with its path relative to the recipe's folder."""
-    path = os.path.relpath(net.path, folder).replace(os.sep, "/")
-    return {"name": net.message.name or Path(net.path).stem, "classes": classes, "prototxt": path}
+    """Return the keys of `net` for one or two prototxts, with paths relative to the recipe's folder."""
+    paths = (os.path.relpath(file, folder).replace(os.sep, "/") for file in files_of(net))
+    name = net.message.name or Path(net.path).stem
+    return {"name": name, "classes": classes, **dict(zip(NET_FILES, paths, strict=False))}
 
 
 _TRAINER = re.compile(r"(?<!\S)(\S*\bcaffe(?:\.bin|-torch)?)\s+train\b")
@@ -510,6 +447,7 @@ class AdoptOptions:
     classes: int | None = None
     caffe_root: Path | None = None
     trainer: str | None = None
+    dialect: str | None = None
 
 
 def find_trainer(found: Adopted, options: AdoptOptions) -> tuple[str, str]:

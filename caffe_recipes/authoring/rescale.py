@@ -43,7 +43,7 @@ from caffe_recipes.config import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe import paper_rules
 from caffe_recipes.recipe.graph import find_leaves, images_of, images_per_iter, model_epochs
-from caffe_recipes.recipe.model import Acceptance, Phase, Recipe
+from caffe_recipes.recipe.model import NET_FILES, Acceptance, Phase, Recipe
 from caffe_recipes.recipe.paper_rules import COLLAPSE_EPOCHS, Cycles
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.recipe_rules import accepts
@@ -392,10 +392,10 @@ def _threads(recipe: Recipe, cluster: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _relocated_net(recipe: Recipe, home: Path) -> dict[str, Any]:
-    """Return the key of a prototxt net relative to the new folder; raises InputError for a function."""
-    if recipe.net.prototxt:
-        path = os.path.relpath(recipe.folder / recipe.net.prototxt, home)
-        return {"prototxt": path.replace(os.sep, "/")}
+    """Return the keys of a prototxt net relative to the new folder; raises InputError for a function."""
+    if recipe.net.files:
+        paths = (os.path.relpath(recipe.folder / file, home) for file in recipe.net.files)
+        return dict(zip(NET_FILES, (path.replace(os.sep, "/") for path in paths), strict=False))
     if recipe.net.function and recipe.folder.absolute() != home.absolute():
         what = f"net.function {recipe.net.function} is looked up in the recipe's folder, {recipe.folder}"
         raise InputError(recipe.name, what, "write the new recipe there (--out)")

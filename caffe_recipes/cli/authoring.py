@@ -19,7 +19,7 @@ from caffe_recipes.authoring.rescale import rescale as rescale_recipe
 from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import COUNT, FOLDER, NUMBER, PATH, PATH_TEXT, RECIPE, Whole, examples, gather
-from caffe_recipes.cli.streams import echo, print_text
+from caffe_recipes.cli.streams import any_dialect, echo, print_text
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import OUR_TRAINER
@@ -317,6 +317,7 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     type=FOLDER,
     help="The folder that Caffe is started in; `net:` paths are relative to it.",
 )
+@any_dialect
 @trainer("the program in the script, else ./build/tools/caffe")
 @gather(AdoptOptions, "options")
 def adopt(

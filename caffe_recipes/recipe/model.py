@@ -198,6 +198,9 @@ class Fillers(Value):
     classifier: Filler = Filler(type="gaussian", std=0.01)
 
 
+NET_FILES = ("prototxt", "test_prototxt")
+
+
 class Net(Value):
     """The network: a builder of this package, a prototxt, or a `module:function` that returns a NetParameter.
 
@@ -208,6 +211,12 @@ class Net(Value):
     classes: Count
     builder: Builder | None = None
     prototxt: PathText | None = Field(None, description="path of a net, relative to the recipe's folder")
+    test_prototxt: PathText | None = Field(
+        None, description="path of a net for TEST, which is joined to that of `prototxt`, then for TRAIN"
+    )
+    dialect: Literal["surfsara", "intel", "bvlc", "nvcaffe"] | None = Field(
+        None, description="the Caffe whose fields the prototxts have; default: surfsara"
+    )
     function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
     batch_norm_fraction: Fraction = Field(0.95, description="moving_average_fraction of every BatchNorm")
     zero_init: Literal["none", "last-block", "every-block"] = Field(
@@ -221,6 +230,9 @@ class Net(Value):
         given = [key for key in ("builder", "prototxt", "function") if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError("give exactly one of builder, prototxt and function")
+        for key, what in (("test_prototxt", "the net for TRAIN"), ("dialect", "the net of that Caffe")):
+            if getattr(self, key) is not None and self.prototxt is None:
+                raise ValueError(f"{key} needs prototxt, {what}")
         # A run's frozen recipe spells out every default, including keys that its author never wrote.
         is_frozen = isinstance(info.context, dict) and info.context.get("is_frozen", False)
         if self.builder is None and not is_frozen:
@@ -230,6 +242,11 @@ class Net(Value):
                     f"{', '.join(sorted(only_ours))}: only builders use it; set it in the net itself"
                 )
         return self
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The prototxts that the net is read from, relative to the recipe's folder."""
+        return tuple(filter(None, (getattr(self, key) for key in NET_FILES)))
 
 
 class RandomAspectRatio(Value):

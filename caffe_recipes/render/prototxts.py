@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
+
+from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.dialects.convert import convert_document, with_own_fields
+from caffe_recipes.caffe.dialects.schema import load_lenient
+from caffe_recipes.caffe.joined_nets import join_documents
 from caffe_recipes.caffe.layers import batch_size, data
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions
-from caffe_recipes.caffe.prototxt import load_document, parse_prototxt, render_prototxt
+from caffe_recipes.caffe.prototxt import Document, is_kind, parse_prototxt, render_prototxt
 from caffe_recipes.caffe.rates import POLICIES, check_rates, key_iters, lr_at
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.caffe.text.comments import Comment
@@ -183,17 +189,11 @@ def _aspect_ratio(ratio: RandomAspectRatio | None) -> dict[str, FieldValue] | No
 def load_own_net(recipe: Recipe) -> pb.NetParameter:
     """Return the net from `net.prototxt`, or from calling `net.function` with the recipe's Net.
 
-    A prototxt with layers of the old format is upgraded, as Caffe does.
-
     Raises PrototxtError for text that does not parse, and RecipeError for a function that cannot be found, is
     not allowed to run, fails, or returns neither a NetParameter nor its text.
     """
-    if recipe.net.prototxt is not None:
-        document = load_document(recipe.folder / recipe.net.prototxt, pb.NetParameter)
-        try:
-            return upgrade_net(document.message).message if document.message.layers else document.message
-        except PrototxtError as error:
-            raise error.reworded(where=document.where(error.where)) from None
+    if recipe.net.files:
+        return _load_nets(recipe).message
     name = recipe.net.function or ""
     where = f"{recipe.name}: net.function {name}"
     made = call_beside(recipe.folder, name, recipe.net, where)
@@ -205,6 +205,35 @@ def load_own_net(recipe: Recipe) -> pb.NetParameter:
     raise RecipeError(
         where, f"returned {kind}", "return a NetParameter of caffe_recipes.caffe.pb, or its text"
     )
+
+
+def _load_nets(recipe: Recipe) -> Document[pb.NetParameter]:
+    """Return the prototxts of a recipe's net as one document."""
+    files = [load_lenient(recipe.folder / file) for file in recipe.net.files]
+    return join_own_nets(files, recipe.net.dialect or OURS)
+
+
+def join_own_nets(documents: Sequence[Document[Any]], dialect: str) -> Document[pb.NetParameter]:
+    """Return the net of `net.prototxt`, joined to that of `net.test_prototxt` if there is one.
+
+    Those with layers of the old format are upgraded, as Caffe does, and fields of another dialect converted;
+    the document then keeps the message with them in `given`. Raises PrototxtError for nets that Caffe cannot
+    upgrade, that have a field without an equal, or that cannot be joined.
+    """
+    nets = [convert_document(_upgraded(document), dialect)[0] for document in documents]
+    return nets[0] if len(nets) == 1 else join_documents(*nets)
+
+
+def _upgraded(document: Document[Any]) -> Document[Any]:
+    """Return a net in the current format; raises PrototxtError for a file that is not a net."""
+    if not is_kind(document.message, pb.NetParameter):
+        raise PrototxtError(document.path, "is not a net", "name the prototxt of a net")
+    if not document.message.layers:
+        return document
+    try:
+        return replace(document, message=upgrade_net(document.message).message)
+    except PrototxtError as error:
+        raise error.reworded(where=document.where(error.where)) from None
 
 
 def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
@@ -284,7 +313,13 @@ def render_net(recipe: Recipe, name: str) -> str:
         if recipe.net.builder and layer.batch_norm_param.filler.value == 0 and layer.type == "BatchNorm":
             beside = "the block starts as its shortcut (fused MKL-DNN engine)"
             comments[f"layer[{index}].batch_norm_param.filler"] = Comment(beside=beside)
-    return render_prototxt(net, comments)
+    return render_prototxt(in_dialect(recipe, net, recipe.dialect), comments)
+
+
+def in_dialect(recipe: Recipe, net: pb.NetParameter, dialect: str) -> Message:
+    """Return one of a recipe's nets for a dialect: with its own fields, if the prototxts are of that one."""
+    given = _load_nets(recipe).given if dialect == recipe.net.dialect != OURS else None
+    return with_own_fields(net, given) if given is not None else net
 
 
 def _header(recipe: Recipe, name: str) -> tuple[str, ...]:

@@ -71,11 +71,10 @@ def find_foreign(files: Mapping[str, str], out: Path) -> list[str]:
 
 def check_own_net(recipe: AnyRecipe, files: Mapping[str, str], out: Path) -> None:
     """Raise InputError if one of `files` would replace the hand-written net that the recipe reads."""
-    own = recipe.net.prototxt if isinstance(recipe, Recipe) else None
-    if own is None or not (recipe.folder / own).exists():
-        return
-    for path in find_foreign(files, out):
-        if (out / path).samefile(recipe.folder / own):
+    files_of_net = recipe.net.files if isinstance(recipe, Recipe) else ()
+    own = [file for name in files_of_net if (file := recipe.folder / name).exists()]
+    for path in find_foreign(files, out) if own else ():
+        if any(map((out / path).samefile, own)):
             what = "the recipe reads its net from this file, which would be replaced by the generated one"
             raise InputError(
                 out / path, what, f"write another prototxt_dir in the recipe, such as prototxt/{recipe.name}"

@@ -33,9 +33,26 @@ def describe_foreign(documents: Iterable[Document[Any]], dialect: str | None = N
                 here = TITLES[dialect] if dialect else "any known Caffe"
                 found.setdefault((f"{what} in {here}", hint), []).append(place)
             elif not dialect and not read_as:
-                read_as = join_names([TITLES[each] for each in its], "or")
-                found.setdefault((f"read as a file of {read_as}", f"it has {name.name}"), []).append(place)
+                read_as = _read_as(its)
+                found.setdefault((read_as, f"it has {name.name}"), []).append(place)
     return [f"{places[0]}: {what}{_more(len(places) - 1)}; {hint}" for (what, hint), places in found.items()]
+
+
+def recognize_dialect(documents: Sequence[Document[Any]]) -> tuple[str, str] | None:
+    """Return the dialect that has most of the names of files that ours lacks, and a line that says why.
+
+    Return None if the files have no name of another dialect.
+    """
+    its = _likely_dialects([name for document in documents for name in outer_foreign(document)])
+    for document in documents:
+        for name in outer_foreign(document):
+            if set(its) & set(field_dialects(name.owner, name.name)):
+                return its[0], f"{document.place(name.offset)}: {_read_as(its)}; it has {name.name}"
+    return None
+
+
+def _read_as(dialects: Sequence[str]) -> str:
+    return f"read as a file of {join_names([TITLES[each] for each in dialects], 'or')}"
 
 
 def _likely_dialects(names: Sequence[ForeignName]) -> tuple[str, ...]:

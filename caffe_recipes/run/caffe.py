@@ -174,8 +174,8 @@ class Caffe(Trainer):
         recipe = self.recipe
         solvers = [recipe.solver_path(phase.name) for phase in recipe.phases]
         weights = [start for phase in recipe.phases if isinstance(start := recipe.starts_from(phase), str)]
-        own_net = recipe.net.prototxt and str(recipe.folder.absolute() / recipe.net.prototxt)
-        more = (*weights, *filter(None, [own_net]), *recipe.data.mean_files)
+        own_nets = (str(recipe.folder.absolute() / file) for file in recipe.net.files)
+        more = (*weights, *own_nets, *recipe.data.mean_files)
         return (*solvers, *map(recipe.net_path, recipe.nets), *more)
 
     @property

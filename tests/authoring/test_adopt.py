@@ -14,10 +14,12 @@ from caffe_recipes.authoring.adopt import adopt
 from caffe_recipes.authoring.adopt_files import AdoptOptions
 from caffe_recipes.authoring.recipe_yaml import NewRecipe
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt, render_prototxt
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.tree import generate
 
 ROOT = Path(__file__).parents[2]
@@ -72,8 +74,20 @@ REFUSED = [
     (
         "solver_cyc1",
         "max_iter",
-        "weights: 1 max_iter",
-        "has no field 'weights'",
+        "weights: 'w' max_iter",
+        r"solver_cyc1.prototxt:\d+:1: cyc1 starts from w, which is not a .caffemodel",
+    ),
+    (
+        "solver_cyc1",
+        "max_iter",
+        "weights: 'a.caffemodel' weights: 'b.caffemodel' max_iter",
+        r"solver_cyc1.prototxt:\d+:25: weights: is given 2 times, but a phase starts from one file; keep",
+    ),
+    (
+        "solver_cyc1",
+        "max_iter",
+        "solver_data_type: FLOAT16 max_iter",
+        r"solver_data_type of nvcaffe has no equal in a recipe; remove it; here every number is a FLOAT",
     ),
     (
         "train_val",
@@ -202,6 +216,11 @@ OLD_NET = (
             NET,
             "solver.prototxt writes its snapshots to out/main, not to a file without a name",
         ),
+        (
+            'net: "net.prototxt" snapshot_prefix: ""',
+            NET,
+            "solver.prototxt writes its snapshots to main, not to a file without a name",
+        ),
     ],
 )
 def test_what_means_the_same_is_adopted_and_reported(
@@ -217,11 +236,214 @@ def test_what_means_the_same_is_adopted_and_reported(
     plain = parse_prototxt(ALONE.replace("net.proto", "./net.proto"), pb.SolverParameter)
     if "NESTEROV" in solver:
         plain.type = "Nesterov"
-    if "out/" in solver:
-        plain.snapshot_prefix = "out/main"
+    if "snapshot_prefix" in solver:
+        plain.snapshot_prefix = "out/main" if "out/" in solver else "main"
     files = generated(made, tmp_path)
     assert files["net.prototxt"] == parse_prototxt(NET, pb.NetParameter)
     assert [message for name, message in files.items() if name != "net.prototxt"] == [plain]
+
+
+def layers_of(text: str, *phases: str) -> str:
+    """Return a net's layers that are in one of the phases, without their includes."""
+    layers = re.split(r"(?m)^(?=layer)", text)
+    kept = [one for one in layers if "include" not in one or any(f"phase: {each}" in one for each in phases)]
+    return re.sub(r"include \{ phase: \w+ \}", "", "".join(kept))
+
+
+TOP5 = 'layer { name: "top5" type: "Accuracy" bottom: "fc" bottom: "label" top: "top5" }\n'
+
+
+def write_two_nets(folder: Path, solver: str = ALONE) -> Path:
+    nets = 'train_net: "t/a_train.prototxt" test_net: "t/a_val.prototxt"'
+    (folder / "solver.prototxt").write_text(solver.replace('net: "net.prototxt"', nets))
+    (folder / "a_train.prototxt").write_text('name: "A"\n' + layers_of(NET, "TRAIN"))
+    (folder / "a_val.prototxt").write_text('name: "B"\n' + layers_of(NET, "TEST") + TOP5)
+    return folder / "solver.prototxt"
+
+
+def test_a_training_net_and_a_test_net_are_adopted_as_one(tmp_path: Path) -> None:
+    made = adopt(write_two_nets(tmp_path), AdoptOptions(images=80), home=tmp_path)
+    assert made.recipe.net.files == ("a_train.prototxt", "a_val.prototxt")
+    both = "a_train.prototxt and a_val.prototxt"
+    assert f"{both} are one net: each layer that only one has gets an include" in made.notes
+    assert f"net: read from {both}; its data layers are replaced by the recipe's" in made.notes
+    files = generated(made, tmp_path)
+    top5 = TOP5.replace(" }\n", " include { phase: TEST } }")
+    assert files["a_train_val.prototxt"] == parse_prototxt(f'name: "A" {NET} {top5}', pb.NetParameter)
+    solver = ALONE.replace("net.prototxt", "t/a_train_val.prototxt")
+    assert files["solver_main.prototxt"] == parse_prototxt(solver, pb.SolverParameter)
+
+
+def test_a_net_that_is_only_trained_has_no_test_data(tmp_path: Path) -> None:
+    text = re.sub(r"test_\w+: \d+\n", "", ALONE).replace("net:", "train_net:")
+    (tmp_path / "solver.prototxt").write_text(text)
+    (tmp_path / "net.prototxt").write_text(layers_of(NET, "TRAIN"))
+    made = adopt(tmp_path / "solver.prototxt", AdoptOptions(images=80), home=tmp_path)
+    assert not made.recipe.nets["net"].test
+    what = "layer 'd' gets include { phase: TRAIN }, since no solver tests the net"
+    assert f"net.prototxt: {what}" in made.notes
+    again = generated(made, tmp_path)["net.prototxt"]
+    assert isinstance(again, pb.NetParameter)
+    assert [layer.name for layer in again.layer] == ["d", "fc", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            "test_iter: 6",
+            'test_iter: 6 test_net: "c"',
+            r":2:14: test_net: is given 2 times, but a recipe has one test",
+        ),
+        (
+            "test_iter: 6",
+            "test_iter: 6 test_iter: 6",
+            r":2:14: test_iter: is given 2 times, but a recipe has one test net",
+        ),
+        (
+            'test_net: "t/a_val.prototxt"',
+            "",
+            r":2:1: test_net: is given 0 times, .*; write net: \"t/a_train.prototxt\"",
+        ),
+        (
+            "test_iter: 6",
+            "test_net_param { }",
+            r":2:1: test_net_param: is a net inside the solver; write the net to a",
+        ),
+        (
+            "t/a_val",
+            "t/nowhere",
+            r":1:\d+: test_net: t/nowhere.prototxt not found, neither in the current folder",
+        ),
+    ],
+)
+def test_other_nets_of_a_solver_are_refused_with_their_line(
+    tmp_path: Path, before: str, after: str, message: str
+) -> None:
+    change(write_two_nets(tmp_path), before, after)
+    with pytest.raises(CaffeRecipesError, match=rf"solver.prototxt{message}"):
+        adopt(tmp_path / "solver.prototxt", AdoptOptions(images=80), home=tmp_path)
+
+
+def test_a_difference_is_named_at_its_place_in_its_own_file(tmp_path: Path) -> None:
+    solver = write_two_nets(tmp_path)
+    change(tmp_path / "a_val.prototxt", '"Data"', '"MemoryData"')
+    with pytest.raises(CaffeRecipesError, match=r"a_val.prototxt:2:19: layer 'd' is fed by a program"):
+        adopt(solver, AdoptOptions(images=80), home=tmp_path)
+
+
+# A net with what NVIDIA's examples have: its own scale in a BatchNorm, rates that it sets itself, a cache.
+NVIDIA_NET = NET.replace("batch_size: 8", "batch_size: 8 cache: true shuffle: true").replace(
+    'layer { name: "loss"',
+    'layer { name: "bn" type: "BatchNorm" bottom: "fc" top: "bn" param { lr_mult: 1 }\n'
+    '  batch_norm_param { scale_bias: true scale_filler { type: "constant" value: 1 } } }\n'
+    'layer { name: "loss"',
+)
+
+
+def write_nvidia(folder: Path, solver: str = "", net: str = NVIDIA_NET) -> Path:
+    (folder / "solver.prototxt").write_text(ALONE + solver)
+    (folder / "net.prototxt").write_text(net)
+    return folder / "solver.prototxt"
+
+
+@pytest.mark.parametrize("dialect", ["nvcaffe", None])
+def test_files_of_another_caffe_are_adopted_and_generated_for_it_again(
+    tmp_path: Path, dialect: str | None
+) -> None:
+    solver = write_nvidia(tmp_path, "solver_data_type: FLOAT")
+    made = adopt(solver, AdoptOptions(images=80, dialect=dialect), home=tmp_path)
+    assert made.recipe.net.dialect == "nvcaffe"
+    read_as = f"{solver}:9:1: read as a file of nvcaffe; it has solver_data_type"
+    assert (read_as in made.notes) == (dialect is None)
+    net = tmp_path / "net.prototxt"
+    for place, note in (
+        (f"{solver}:9:1", "drops SolverParameter.solver_data_type, which has its default"),
+        (f"{solver}:3:1", "gets test_initialization: false, nvcaffe's default"),
+        (f"{net}:2:77", "drops DataParameter.cache, which changes only speed, memory or files"),
+        (f"{net}:7:20", "a Scale layer after it holds the scale and shift of a BatchNorm"),
+    ):
+        assert made.notes.count(f"{place}: {note}") == 1
+    assert 'name: "bn_scale"' in str(generated(made, tmp_path)["net.prototxt"])
+    recipe = translate_whole(parse_recipe(made.text, "adopted.yaml", tmp_path), "nvcaffe")
+    texts = {path.rpartition("/")[2]: text for path, text in generate(recipe).items()}
+    assert parse_lenient(texts["net.prototxt"]).message == parse_lenient(NVIDIA_NET).message
+    changed = ALONE.replace('"net.proto', '"nvcaffe/net.proto').replace('"s"', '"s-nvcaffe"')
+    expected = parse_lenient(f"{changed} test_initialization: false").message
+    assert parse_lenient(texts["solver_main.prototxt"]).message == expected
+
+
+def test_the_weights_of_a_solver_of_bvlc_are_those_of_the_phase(tmp_path: Path) -> None:
+    solver = write_nvidia(tmp_path, 'weights: "vgg.caffemodel"', NET)
+    made = adopt(solver, AdoptOptions(images=80), home=tmp_path)
+    assert made.recipe.phases[0].weights == "vgg.caffemodel"
+    assert f"{solver}:9:1: SolverParameter.weights is `weights` of the phase" in made.notes
+
+
+def test_two_nets_of_another_caffe_are_generated_for_it_again(tmp_path: Path) -> None:
+    solver = write_two_nets(tmp_path)
+    for name in ("a_train", "a_val"):
+        change(
+            tmp_path / f"{name}.prototxt", "inner_product_param", "forward_type: FLOAT inner_product_param"
+        )
+    made = adopt(solver, AdoptOptions(images=80, dialect="nvcaffe"), home=tmp_path)
+    recipe = translate_whole(parse_recipe(made.text, "adopted.yaml", tmp_path), "nvcaffe")
+    (text,) = (text for path, text in generate(recipe).items() if path.endswith("a_train_val.prototxt"))
+    assert text.count("forward_type: FLOAT") == 1
+
+
+@pytest.mark.parametrize(
+    ("solver", "before", "after", "message"),
+    [
+        (
+            "solver_data_type: FLOAT16",
+            "",
+            "",
+            r"solver.prototxt:9:1: SolverParameter.solver_data_type of nvcaffe has",
+        ),
+        ("", "cache: true", "cache: true zip: 1", r"net.prototxt:2:\d+: DataParameter has no field 'zip'"),
+        ("", "lr_mult", "larc_mult", r"net.prototxt:7:69: ParamSpec has no field 'larc_mult'"),
+    ],
+)
+def test_what_a_recipe_cannot_hold_of_another_caffe_is_named_with_its_line(
+    tmp_path: Path, solver: str, before: str, after: str, message: str
+) -> None:
+    write_nvidia(tmp_path, solver, NVIDIA_NET.replace(before, after) if before else NVIDIA_NET)
+    with pytest.raises(CaffeRecipesError, match=message) as caught:
+        adopt(tmp_path / "solver.prototxt", AdoptOptions(images=80, dialect="nvcaffe"), home=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            'type: "MemoryData"',
+            r"net.prototxt:1:19: layer 'd' is fed by a program \(MemoryData\), which no recipe starts; "
+            "read the data from an LMDB, HDF5 files or a list of images",
+        ),
+        (
+            'type: "Python"',
+            r"net.prototxt:1:19: layer 'd' is fed by a program \(Python\), which no recipe starts",
+        ),
+        (
+            'type: "DummyData"',
+            r"net.prototxt: has no layer of type Data .*; its data come from 'd' \(DummyData\); add one",
+        ),
+    ],
+)
+def test_data_that_a_program_makes_are_refused_by_name(tmp_path: Path, source: str, message: str) -> None:
+    train, mark, test = NET.partition('type: "Data"')
+    solver = write_nvidia(tmp_path, net=f"{train}{source}{test}")
+    assert mark
+    with pytest.raises(CaffeRecipesError, match=message):
+        adopt(solver, AdoptOptions(images=80), home=tmp_path)
+
+
+def test_a_python_layer_that_computes_is_kept(tmp_path: Path) -> None:
+    own = 'layer { name: "p" type: "Python" bottom: "fc" top: "p" }\n'
+    made = adopt(write_nvidia(tmp_path, net=NET + own), AdoptOptions(images=80), home=tmp_path)
+    assert generated(made, tmp_path)["net.prototxt"] == parse_prototxt(NET + own, pb.NetParameter)
 
 
 def test_no_servers_of_mlsl_are_adopted(small: Path) -> None:
@@ -564,16 +786,6 @@ def test_what_reads_no_lmdb_is_kept_as_it_is(kind: str, tmp_path: Path) -> None:
     assert again["solver_main.prototxt"] == messages(tmp_path / "zoo")["solver.prototxt"]
     assert made.recipe.cluster.batch_per_rank == 10
     assert made.recipe.evaluation is not None and made.recipe.evaluation.iterations == 3
-
-
-@pytest.mark.parametrize("kind", ["MemoryData", "Python"])
-def test_data_that_a_program_feeds_are_refused(kind: str, tmp_path: Path) -> None:
-    write_zoo_net(tmp_path / "zoo")
-    write_zoo_solver(tmp_path / "zoo", "solver")
-    change(tmp_path / "zoo" / "train_test.prototxt", '"Data"', f'"{kind}"')
-    what = rf"train_test.prototxt:\d+:\d+: layer 'cifar' is fed by a program \({kind}\)"
-    with pytest.raises(CaffeRecipesError, match=what):
-        adopt(tmp_path / "zoo", AdoptOptions(), home=tmp_path)
 
 
 def test_a_solver_without_a_snapshot_prefix_gets_its_phase_s_name(tmp_path: Path) -> None:

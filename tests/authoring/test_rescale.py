@@ -389,18 +389,20 @@ def test_a_run_of_tensorflow_needs_a_rate_to_rise_to() -> None:
 
 def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "caffe_recipes/recipes/digits-local.yaml").read_text()
-    text = text.replace("builder: resnet_small", "prototxt: nets/own.prototxt")
+    text = text.replace(
+        "builder: resnet_small", "prototxt: nets/own.prototxt\n  test_prototxt: test.prototxt"
+    )
     text = text.replace("  batch_norm_fraction: 0.95\n  zero_init: last-block\n", "")
     own = Path(__file__).parents[2] / "prototxt/digits-local/train_val.prototxt"
     (tmp_path / "nets").mkdir()
-    (tmp_path / "nets" / "own.prototxt").write_text(own.read_text())
+    for file in ("nets/own.prototxt", "test.prototxt"):
+        (tmp_path / file).write_text(own.read_text())
     recipe = parse_recipe(text, "own.yaml", tmp_path)
-    assert rescale(recipe, RescaleTarget(batch=128), tmp_path).recipe.net.prototxt == "nets/own.prototxt"
+    here = ("nets/own.prototxt", "test.prototxt")
+    assert rescale(recipe, RescaleTarget(batch=128), tmp_path).recipe.net.files == here
     (tmp_path / "there").mkdir()
-    assert (
-        rescale(recipe, RescaleTarget(batch=128), tmp_path / "there").recipe.net.prototxt
-        == "../nets/own.prototxt"
-    )
+    there = ("../nets/own.prototxt", "../test.prototxt")
+    assert rescale(recipe, RescaleTarget(batch=128), tmp_path / "there").recipe.net.files == there
 
 
 @pytest.mark.parametrize(

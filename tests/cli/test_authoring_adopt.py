@@ -80,3 +80,27 @@ def test_bad_input_gets_one_line_and_exit_2(words: list[str | Path], message: st
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.yaml", "kept")]
+
+
+def test_files_of_another_caffe_are_adopted_and_written_for_it_again(tmp_path: Path) -> None:
+    data = 'top: "data" top: "label" data_param { source: "mnist" batch_size: 8 backend: LMDB cache: true }'
+    (tmp_path / "net.prototxt").write_text(
+        "".join(
+            f'layer {{ name: "d" type: "Data" include {{ phase: {phase} }} {data} }} '
+            for phase in ("TRAIN", "TEST")
+        )
+        + 'layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" '
+        "inner_product_param { num_output: 4 } } "
+        'layer { name: "bn" type: "BatchNorm" bottom: "fc" top: "fc" batch_norm_param { scale_bias: true } } '
+        'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" }'
+    )
+    solver = 'net: "net.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 100 snapshot_prefix: "s"'
+    (tmp_path / "solver.prototxt").write_text(solver)
+    done = run("adopt", "solver.prototxt", "--dialect", "nvcaffe", "--out", "mine.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "wrote mine.yaml\n"), done.stderr
+    assert "net.prototxt:1:139: drops DataParameter.cache, which changes only speed" in done.stderr
+    assert run("generate", "mine.yaml", "--dialect", "nvcaffe", cwd=tmp_path).returncode == 0
+    same = run("diff", "prototxt/mine-nvcaffe/net.prototxt", "net.prototxt", cwd=tmp_path)
+    assert same.stdout == "no difference in meaning\n"
+    assert run("generate", "mine.yaml", cwd=tmp_path).returncode == 0
+    assert run("lint", "mine.yaml", cwd=tmp_path).stdout.splitlines()[-1].startswith("0 errors,")

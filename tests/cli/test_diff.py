@@ -379,6 +379,19 @@ def write_recipe_of_own_net(folder: Path, net: str) -> None:
 
 
 @needs_git
+def test_the_two_nets_of_a_recipe_are_read_from_the_revision(repo: Path) -> None:
+    (repo / "nets").mkdir(exist_ok=True)
+    write_recipe_of_own_net(repo / "nets", "prototxt: ../own.prototxt, test_prototxt: ../test.prototxt")
+    write(repo, own=OWN_NET, test=OWN_NET)
+    git("add", ".")
+    git("commit", "-qm", "own")
+    assert call("HEAD:nets/mine.yaml", "nets/mine.yaml") == (0, "no difference in meaning\n")
+    write(repo, test=OWN_NET.replace('bottom: "label"', 'bottom: "label" loss_weight: 2'))
+    code, output = call("HEAD:nets/mine.yaml")
+    assert (code, "loss" in output) == (1, True)
+
+
+@needs_git
 def test_a_recipe_s_own_net_is_read_from_the_revision(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_recipe_of_own_net(repo / "nets", "prototxt: ../own.prototxt")
     write(repo, own=OWN_NET)

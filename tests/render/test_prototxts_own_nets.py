@@ -71,6 +71,33 @@ def test_a_prototxt_keeps_all_but_its_data_layers(make_recipe: MakeRecipe, tmp_p
     assert net == given
 
 
+def test_a_test_prototxt_is_joined_to_the_net_for_train(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    top5 = 'layer { name: "top5" type: "Accuracy" bottom: "ip" bottom: "label" top: "top5" }'
+    (tmp_path / "train.prototxt").write_text(DATA + REST)
+    (tmp_path / "val.prototxt").write_text(DATA + REST + top5)
+    net = build_net(
+        with_net(make_recipe, prototxt="train.prototxt", test_prototxt="val.prototxt"), "train_val"
+    )
+    assert [layer.name for layer in net.layer] == ["mnist", "mnist", "c", "odd", "ip", "loss", "top5"]
+    assert [rule.phase for rule in net.layer[6].include] == [pb.TEST]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [("test_prototxt", "val.prototxt", "the net for TRAIN"), ("dialect", "bvlc", "the net of that Caffe")],
+)
+def test_a_key_that_needs_a_prototxt_is_refused_without(
+    make_recipe: MakeRecipe, key: str, value: str, what: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"{key} needs prototxt, {what}"):
+        with_net(make_recipe, builder="resnet50", **{key: value})
+
+
+def test_a_prototxt_that_is_a_solver_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.raises(PrototxtError, match=r"mine.prototxt: is not a net; name the prototxt of a net"):
+        build_net(with_prototxt(make_recipe, tmp_path, "base_lr: 1 max_iter: 1"), "train_val")
+
+
 def test_data_layers_come_first_in_a_net_that_has_none(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     net = build_net(with_prototxt(make_recipe, tmp_path, REST), "train_val_noaug")
     assert [layer.name for layer in net.layer] == ["data", "c", "odd", "ip", "loss"]

@@ -136,11 +136,12 @@ def test_only_the_owner_of_a_file_is_asked_to_change_its_mode(owner: int, name: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
-def test_no_net_of_another_user_is_trained(place: Place, shared: Path) -> None:
+@pytest.mark.parametrize("key", ["prototxt", "prototxt: mine.prototxt, test_prototxt"])
+def test_no_net_of_another_user_is_trained(place: Place, shared: Path, key: str) -> None:
     net = shared / "net.prototxt"
     net.write_text('layer { name: "a" type: "Input" top: "a" }\n')
     os.chown(net, 65534, 65534)
-    place.edit("{name: Small, builder: resnet_small,", f"{{name: Small, prototxt: {net},")
+    place.edit("{name: Small, builder: resnet_small,", f"{{name: Small, {key}: {net},")
     paths = own_paths(place.root, load_recipe(place.recipe))
     with pytest.raises(InputError, match=rf"is used with {net}, which belongs to user nobody"):
         check_own_root(place.root, paths)

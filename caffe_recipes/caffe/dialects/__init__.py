@@ -183,12 +183,22 @@ _NO_ENGINE = "the engine is CAFFE or unset"
 _ARGUMENT = "weights are given on the command line, by -weights"
 _VALUE_PER_AXIS = "kernel_size, pad and stride take one value per axis"
 
+_FLOAT = "every number is a FLOAT"
+
 _Fields = dict[tuple[str, str], str]
 
 _RELU: _Fields = {
     (f"{layer}Parameter", field): _RELU_LAYER
     for layer in ("Convolution", "InnerProduct", "BatchNorm")
     for field in ("relu", "negative_slope")
+}
+
+# Fields of NVIDIA's for half precision.
+_TYPES: _Fields = {("SolverParameter", "solver_data_type"): _FLOAT} | {
+    (owner, f"{prefix}{way}_{what}"): _FLOAT
+    for owner, prefix in (("NetParameter", "default_"), ("LayerParameter", ""))
+    for way in ("forward", "backward")
+    for what in ("type", "math")
 }
 
 # Counterparts in both Caffes that descend from Intel's.
@@ -209,6 +219,7 @@ _INTELS: _Fields = {
 COUNTERPARTS: Mapping[str, _Fields] = {
     "surfsara": _RELU
     | _INTELS
+    | _TYPES
     | {
         ("SolverParameter", "stagelr"): "a chain of solvers with lr_policy fixed has the same rates",
         ("SolverParameter", "stageiter"): "each solver of a chain has its own max_iter",

@@ -22,10 +22,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, parse_prototxt
+from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.dialects.schema import parse_lenient
+from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, decode_prototxt
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.files import read_bytes
 from caffe_recipes.limits import MOST_COMPARED_FILES, MOST_GIT_S, hint_at_limit
@@ -685,6 +687,7 @@ def _check_any(sides: str, *found: Collection[str]) -> None:
 
 def _open_recipe(spec: Spec) -> RecipeSide:
     from caffe_recipes.recipe.source import load_recipe, parse_recipe
+    from caffe_recipes.render.prototxts import join_own_nets
 
     if not spec.oid:
         return RecipeSide(spec.text, load_recipe(spec.text))
@@ -696,16 +699,21 @@ def _open_recipe(spec: Spec) -> RecipeSide:
         return RecipeSide(
             spec.text, recipe, unbuilt=f"{code}; check out that revision and compare the folders"
         )
-    if recipe.net.prototxt is None:
-        return RecipeSide(spec.text, recipe)
-    place = _place_beside(spec.text, recipe.net.prototxt)
+    nets = [_read_net(spec, file) for file in recipe.net.files]
+    return RecipeSide(
+        spec.text, recipe, join_own_nets(nets, recipe.net.dialect or OURS).message if nets else None
+    )
+
+
+def _read_net(spec: Spec, file: str) -> Document[Any]:
+    """Read a net that a recipe in a revision names."""
+    place = _place_beside(spec.text, file)
     found = find_object(place)
     if found is None or found[1] != "blob":
         what = f"its net {place} is not in this revision"
         raise RecipeError(spec.text, what, "check out that revision and compare the folders")
     net = read_blob(found[0], place, MOST_BYTES)
-    own = parse_prototxt(decode_prototxt(net, place, MOST_BYTES), pb.NetParameter, place)
-    return RecipeSide(spec.text, recipe, own)
+    return parse_lenient(decode_prototxt(net, place, MOST_BYTES), place)
 
 
 def _place_beside(spec: str, file: str) -> str:

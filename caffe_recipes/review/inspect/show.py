@@ -338,7 +338,8 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     net, train, cluster = recipe.net, recipe.data.train, recipe.cluster
     yield "recipe", recipe.name
     yield "source", recipe.source or ""
-    yield "net", f"{net.name}, {net.classes} classes, by {net.builder or net.prototxt or net.function}"
+    origin = net.builder or " and ".join(net.files) or net.function
+    yield "net", f"{net.name}, {net.classes} classes, by {origin}"
     size = f", {train.size_gb:g} GB," if train.size_gb else ""
     own = "the places that the net names" if recipe.data.is_in_net else ""
     yield "training", f"{train.images:,} images{size} in {own or train.lmdb}"

@@ -116,8 +116,14 @@ def test_the_random_augmentation_of_each_phase_is_shown() -> None:
     raw = yaml.safe_load(DIGITS)
     raw["nets"]["train_val"].pop("random_aspect_ratio")
     raw["data"].pop("crop_size")
-    raw["net"] = {"name": "mine", "classes": 10, "prototxt": "mine.prototxt"}
+    raw["net"] = {
+        "name": "mine",
+        "classes": 10,
+        "prototxt": "mine.prototxt",
+        "test_prototxt": "test.prototxt",
+    }
     plain = parse_recipe(yaml.safe_dump(raw), "mine.yaml", Path())
+    assert "net       mine, 10 classes, by mine.prototxt and test.prototxt" in render_recipe(plain)
     assert summarize_phase(plain, plain.phases[0]).augmentation == "none"
 
 

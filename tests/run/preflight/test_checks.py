@@ -118,13 +118,17 @@ def test_digits_that_will_be_built_are_as_large_as_the_crop(place: Place) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    "files", ["prototxt: train_val.prototxt", "prototxt: a, test_prototxt: train_val.prototxt"]
+)
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_the_net_that_a_recipe_reads_is_never_overwritten(place: Place, overwrite: bool) -> None:
+def test_the_net_that_a_recipe_reads_is_never_overwritten(place: Place, overwrite: bool, files: str) -> None:
     net = generate(load_recipe(place.recipe))["prototxt/small/train_val.prototxt"].partition("\n\n")[2]
     own = place.root / "train_val.prototxt"
     own.write_text(f"# by hand\n{net}")
+    (place.root / "a").write_text(net)
     place.edit("prototxt_dir: prototxt/small", "prototxt_dir: .")
-    place.edit("{name: Small, builder: resnet_small,", "{name: Small, prototxt: train_val.prototxt,")
+    place.edit("{name: Small, builder: resnet_small,", f"{{name: Small, {files},")
     with pytest.raises(InputError) as caught:
         run_chain(load_recipe(place.recipe), RunOptions(root=place.root, overwrite=overwrite))
     assert str(caught.value) == (

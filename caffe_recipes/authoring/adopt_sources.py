@@ -1,0 +1,230 @@
+"""Read the solvers and nets that `adopt` is given, in the format that recipes have.
+
+Nets of a train_net and a test_net are joined, old ones upgraded, and those of another Caffe converted; each
+change is noted. What a recipe cannot hold is refused with file and line.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from caffe_recipes.authoring.recipe_yaml import clean_name
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.dialects.convert import convert_document
+from caffe_recipes.caffe.dialects.schema import load_lenient
+from caffe_recipes.caffe.joined_nets import JoinedDocument, join_documents
+from caffe_recipes.caffe.prototxt import Document, is_kind
+from caffe_recipes.caffe.text.writer import string_text
+from caffe_recipes.caffe.upgrade import upgrade_solver
+from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.recipe.model import SolverSettings
+from caffe_recipes.render.prototxts import FED_BY_PROGRAMS
+from caffe_recipes.review.diff.forms import normalize_all
+from caffe_recipes.review.foreign import recognize_dialect
+from caffe_recipes.review.lint.chain import Net, Solver
+from caffe_recipes.review.lint.inputs import (
+    find_net,
+    net_field,
+    upgrade_if_old,
+)
+from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
+from caffe_recipes.review.naming import hiding_foreign_text, is_prototxt_file, refuse_foreign_names
+
+_NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none
+
+
+def phase_name(path: str | Path) -> str:
+    """Return the phase's name, from its solver's file, in the characters that a recipe allows.
+
+    >>> phase_name("a/solver_cyc1.prototxt"), phase_name("solver.prototxt"), phase_name("solver_a b.prototxt")
+    ('cyc1', 'main', 'a-b')
+    """
+    name = phase_name_from_path(path)
+    return _NO_PHASE.get(name) or clean_name(name) or "main"
+
+
+def load_solvers(target: Path) -> list[Solver]:
+    """Return the solvers of a folder, or a single one, of any Caffe; raises InputError if there is none."""
+    if target.is_file():
+        paths = [target]
+    else:
+        try:
+            paths = sorted(path for path in target.iterdir() if is_prototxt_file(path))
+        except OSError as error:
+            raise InputError(
+                target, f"cannot be read: {error.strerror}", "give a folder of solvers"
+            ) from error
+    documents: list[Document[Any]] = [load_lenient(path) for path in paths]
+    for document in documents:
+        if is_kind(document.message, pb.MultiPhaseSolverParameter):
+            what = "contains several solvers, but each phase of a recipe has its own"
+            raise InputError(document.path, what, "write each solver to a separate file")
+    solvers = [document for document in documents if is_kind(document.message, pb.SolverParameter)]
+    if not solvers:
+        what = "is not a solver" if target.is_file() else "contains no solver"
+        raise InputError(target, what, "give a solver, or the folder of the solvers' .prototxt files")
+    return solvers
+
+
+def find_dialect(
+    solvers: Sequence[Document[Any]], caffe_root: Path | None, given: str | None
+) -> tuple[str, list[str]]:
+    """Return the dialect of the files: the given one, else by their fields, with a note on it."""
+    if given is not None:
+        return given, []
+    documents = [*solvers]
+    for solver in solvers:
+        for field, value in solver.message.ListFields():
+            if field.name not in ("net", "train_net", "test_net"):
+                continue
+            place = find_net(solver, f"{field.name}[0]" if field.is_repeated else field.name, caffe_root, "")
+            with suppress(PrototxtError):  # which is raised where the net is read
+                documents += [load_lenient(place.file)] if place.file and value else []
+    found = recognize_dialect(documents)
+    return (found[0], [found[1]]) if found else (OURS, [])
+
+
+def convert(document: Document[Any], dialect: str, notes: list[str]) -> Document[Any]:
+    """Return a document in our schema, and add notes on what changes; raises PrototxtError."""
+    converted, more = convert_document(document, dialect)
+    notes += [note for note in more if note not in notes]
+    return converted
+
+
+def as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[str]]:
+    """Return solvers of equal meaning that a recipe can express, and notes on what changes.
+
+    A net that is named for training and for tests is named once; an old `solver_type` becomes `type`; fields
+    that recipes lack are left out if they have their default; a snapshot_prefix that is missing or a folder
+    gets a name.
+    """
+    found, notes = [], []
+    for solver in solvers:
+        file = Path(solver.path).name
+        message = upgrade_solver(solver.message).message
+        changed = [] if message == solver.message else ["solver_type is now type"]
+        normalize_all(message)
+        if message.HasField("net") and not solver.message.HasField("net"):
+            changed.append("names its net in `net`, not in train_net and test_net")
+        for field, value in message.ListFields():
+            if field.name in _SOLVER_KEYS or field.is_repeated or field.message_type:
+                continue
+            if value == field.default_value:
+                message.ClearField(field.name)
+                changed.append(f"drops {field.name}, which has its default")
+        if not message.snapshot_prefix or message.snapshot_prefix.endswith("/"):
+            folder = message.snapshot_prefix or posixpath.join(posixpath.dirname(message.net), "")
+            message.snapshot_prefix = folder + phase_name(solver.path)
+            changed.append(f"writes its snapshots to {message.snapshot_prefix}, not to a file without a name")
+        found.append(replace(solver, message=message))
+        notes += [f"{file} {change}" for change in changed]
+    return found, notes
+
+
+# The fields that recipes write or drop, whatever their value.
+_SOLVER_KEYS = {*SolverSettings.model_fields, "net", "train_net", "snapshot_prefix"}
+
+
+def load_net(solver: Solver, caffe_root: Path | None, dialect: str) -> tuple[Solver, Net, list[str]]:
+    """Return a solver that names one net, that net, and notes.
+
+    The nets of train_net and test_net are joined; the solver then names a file that need not exist, next to
+    the training net.
+    """
+    message, field = solver.message, net_field(solver.message)
+    inline = [each for each, _ in message.ListFields() if each.name in _INLINE_NETS]
+    if inline or not field:
+        name = inline[0].name if inline else "net"
+        what = f"{name}: is {'a net inside the solver' if inline else 'missing'}"
+        where = solver.where(place_of(inline[0]) if inline else "")
+        raise InputError(where, what, "write the net to a separate file, and name it in `net`")
+    tests = len(message.test_net)
+    if tests > 1 or (message.test_iter and not tests and field == "train_net"):
+        what = f"test_net: is given {tests} times, but a recipe has one test net"
+        hint = "keep one" if tests else f"write net: {string_text(message.train_net)} for tests of this net"
+        raise InputError(solver.where("test_net[1]" if tests else "test_iter[0]"), what, hint)
+    notes: list[str] = []
+    net = _load_file(solver, field, caffe_root, dialect, notes)
+    if not message.test_iter:
+        net = _only_train(net, notes)
+    if field == "net" and not tests:
+        return solver, net, notes
+    named = deepcopy(message)
+    if tests:
+        net = join_documents(net, _load_file(solver, "test_net[0]", caffe_root, dialect, notes))
+        files = " and ".join(Path(file).name for file in files_of(net))
+        notes.append(f"{files} are one net: each layer that only one has gets an include")
+    named.ClearField("train_net")
+    named.ClearField("test_net")
+    named.net = posixpath.join(posixpath.dirname(getattr(message, field)), posixpath.basename(net.path))
+    return replace(solver, message=named), net, notes
+
+
+def _only_train(net: Net, notes: list[str]) -> Net:
+    """Return a net that is never tested with an include of TRAIN in each Data layer that has no rule."""
+    message = deepcopy(net.message)
+    both = [layer for layer in message.layer if layer.type == "Data" and not (layer.include or layer.exclude)]
+    for layer in both:
+        layer.include.add(phase="TRAIN")
+        what = f"layer '{layer.name}' gets include {{ phase: TRAIN }}, since no solver tests the net"
+        notes.append(f"{Path(net.path).name}: {what}")
+    return replace(net, message=message) if both else net
+
+
+def place_of(field: FieldDescriptor) -> str:
+    """Return the path of a field of a solver, or of its first value."""
+    return f"{field.name}[0]" if field.is_repeated else field.name
+
+
+_INLINE_NETS = ("net_param", "train_net_param", "test_net_param")
+
+
+def files_of(net: Net) -> tuple[str, ...]:
+    """Return the one or two files that a net was read from."""
+    return tuple(one.path for one in net.nets) if isinstance(net, JoinedDocument) else (net.path,)
+
+
+def _load_file(solver: Solver, field: str, caffe_root: Path | None, dialect: str, notes: list[str]) -> Net:
+    """Return a net that a field of a solver names, upgraded and converted to our format."""
+    place = find_net(solver, field, caffe_root, "")
+    name, _, index = field.partition("[")
+    if place.file is None:
+        given = solver.message.test_net[0] if index else getattr(solver.message, name)
+        what = f"{name}: {given} not found, neither in the current folder nor next to the solver"
+        raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
+    return read_net(place.file, solver.path, caffe_root, dialect, notes)
+
+
+def read_net(
+    file: Path, named_by: str | Path, caffe_root: Path | None, dialect: str, notes: list[str]
+) -> Net:
+    """Return the net of a file, upgraded and converted to our format; raises InputError if it cannot be."""
+    with hiding_foreign_text(file, named_by, caffe_root):
+        net: Net = load_lenient(file)  # type: ignore[assignment] # checked below
+        refuse_foreign_names(net, named_by, caffe_root)
+        if not is_kind(net.message, pb.NetParameter):
+            raise PrototxtError(file, "is not a net", "name the file of a net")
+        if net.message.layers:
+            notes.append(f"{Path(net.path).name} is in the old format: upgraded, as Caffe does")
+            net = upgrade_if_old(net)
+        net = convert(net, dialect, notes)
+    refuse_data(net)
+    return net
+
+
+def refuse_data(net: Net) -> None:
+    """Raise InputError for a layer whose data a program makes or fills: no recipe can stage or name them."""
+    for index, layer in enumerate(net.message.layer):
+        if layer.type in FED_BY_PROGRAMS and not layer.bottom:
+            what = f"layer '{layer.name}' is fed by a program ({layer.type}), which no recipe starts"
+            hint = "read the data from an LMDB, HDF5 files or a list of images"
+            raise InputError(net.where(f"layer[{index}].type"), what, hint)

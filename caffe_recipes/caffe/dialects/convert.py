@@ -1,0 +1,273 @@
+"""Convert a solver or a net of another Caffe to ours, field by field, where ours has an equal one.
+
+A field that has its default, or that changes only speed, memory or the format of files, is dropped. For any
+other field that our Caffe lacks there is one error, with file and line.
+
+Sources: `caffe.proto` of NVIDIA/caffe and BVLC/caffe; NVIDIA's batch_norm_layer.cpp for the rates of a
+BatchNorm, which it sets itself, and its data_layer.cpp for shuffle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import find_counterpart, find_dialect, names_of
+from caffe_recipes.caffe.dialects.check import TITLES, find_meaning_differences
+from caffe_recipes.caffe.dialects.forks import FIELDS
+from caffe_recipes.caffe.dialects.schema import describe_name, share_schema, to_any, to_ours
+from caffe_recipes.caffe.prototxt import Document, is_kind
+from caffe_recipes.caffe.text.parser import ForeignName
+from caffe_recipes.errors import PrototxtError
+from caffe_recipes.wording import shorten
+
+# Fields of ours that are equal to those of another Caffe, by dialect, message and name.
+_EQUAL: Mapping[tuple[str, str, str], str] = {
+    # It is false here: `_split_norms` has replaced those that are true.
+    ("nvcaffe", "BatchNormParameter", "scale_bias"): "use_weight_bias",
+}
+# Fields that a phase of a recipe has in another place.
+_ELSEWHERE: Mapping[tuple[str, str, str], str] = {("bvlc", "SolverParameter", "weights"): "`weights`"}
+_READING = ("cache", "precache", "threads")
+# Fields that change only speed, memory or the format of files, by dialect and message.
+_IDLE: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("bvlc", "SolverParameter"): ("layer_wise_reduce",),
+    ("nvcaffe", "SolverParameter"): ("store_blobs_in_old_format",),
+    ("nvcaffe", "NetParameter"): ("default_conv_algos_override", "eltwise_mem_sharing", "reduce_buckets"),
+    ("nvcaffe", "DataParameter"): (*_READING, "parser_threads"),
+    ("nvcaffe", "ImageDataParameter"): _READING,
+    ("nvcaffe", "ConvolutionParameter"): ("conv_algos_override", "cudnn_convolution_algo_seeker"),
+    ("nvcaffe", "TransformationParameter"): ("use_gpu_transform",),
+}
+_IS_IDLE = "which changes only speed, memory or files"
+
+
+def convert_document(given: Document[Any], dialect: str) -> tuple[Document[Any], list[str]]:
+    """Return a document of a dialect in our schema, and notes on each kind of field that changes.
+
+    If it changes, the document keeps the message with all its fields in `given`. A net must be in the current
+    format. Raises PrototxtError for the first field that ours has no equal of.
+    """
+    converted = deepcopy(to_any(given.message))
+    notes: dict[str, str] = {}
+    placed = given
+    if dialect == "nvcaffe" and is_kind(converted, pb.NetParameter):
+        placed = replace(given, offsets=_split_norms(converted, given.offsets, notes))
+    for path, note in _convert(converted, "", placed, dialect):
+        notes.setdefault(note, path)
+    if not notes:
+        return replace(given, message=to_ours(given.message)), []
+    document = replace(placed, message=to_ours(converted), given=to_any(given.message))
+    in_order = sorted(notes.items(), key=lambda one: placed.offsets.get(one[1], -1))
+    return document, [f"{placed.where(path)}: {note}" for note, path in in_order]
+
+
+def _split_norms(
+    net: pb.NetParameter, offsets: Mapping[str, int], notes: dict[str, str]
+) -> Mapping[str, int]:
+    """Put a Scale after each BatchNorm of nvcaffe that scales, in place; return the offsets of the new net.
+
+    Ours scales only in its MKL-DNN engine, and a Scale means the same in every engine.
+    """
+    layers, places = list(net.layer), []
+    names = {layer.name for layer in layers}
+    scaling = {index for index, layer in enumerate(layers) if layer.type == "BatchNorm" and _scales(layer)}
+    if not scaling:
+        return offsets
+    del net.layer[:]
+    for index, layer in enumerate(layers):
+        places.append(index)
+        made = net.layer.add()
+        made.CopyFrom(layer)
+        if index not in scaling:
+            continue
+        places.append(index)
+        _add_scale(net, made, names)
+        path = f"layer[{len(net.layer) - 2}].type"
+        notes.setdefault("a Scale layer after it holds the scale and shift of a BatchNorm", path)
+    new: dict[str, int] = {}
+    for path, offset in offsets.items():
+        match = _LAYER.match(path)
+        moved = [at for at, index in enumerate(places) if match and index == int(match[1])]
+        for at in moved or [-1]:
+            new[f"layer[{at}]{path[match.end() :]}" if match and moved else path] = offset
+    return new
+
+
+_LAYER = re.compile(r"layer\[(\d+)\]")
+_STATISTICS = 3  # the first blobs of a BatchNorm
+
+
+def _scales(layer: Any) -> bool:  # noqa: ANN401 - of the schema of all Caffes
+    norm = layer.batch_norm_param
+    return bool(norm.scale_bias or norm.HasField("scale_filler") or norm.HasField("bias_filler"))
+
+
+def _add_scale(net: pb.NetParameter, layer: Any, names: Collection[str]) -> None:  # noqa: ANN401
+    """Move the scale and shift of a BatchNorm, the last layer of a net, to a Scale with a name of its own.
+
+    BatchNorms of one name, as for TRAIN and for TEST, get Scales of one name, which share their blobs.
+    """
+    norm = layer.batch_norm_param
+    name = f"{layer.name}_scale"
+    while name in names:
+        name += "_"
+    made = net.layer.add(name=name, type="Scale", bottom=layer.top, top=layer.top)
+    made.include.extend(layer.include)
+    made.exclude.extend(layer.exclude)
+    made.scale_param.bias_term = True
+    for field, theirs in (("filler", "scale_filler"), ("bias_filler", "bias_filler")):
+        if norm.HasField(theirs):
+            getattr(made.scale_param, field).CopyFrom(getattr(norm, theirs))
+        norm.ClearField(theirs)
+    norm.ClearField("scale_bias")
+    del layer.param[_STATISTICS:]
+
+
+def _convert(message: Message, prefix: str, given: Document[Any], dialect: str) -> Iterator[tuple[str, str]]:
+    """Convert a message in place; yield the path and a description of each change."""
+    owner = message.DESCRIPTOR.full_name.removeprefix("caffe.")
+    ours = names_of(owner)
+    yield from ((f"{prefix}{path}", note) for path, note in _adjust(message, owner, dialect))
+    for field, value in message.ListFields():
+        path = f"{prefix}{field.name}{'[0]' if field.is_repeated else ''}"
+        if field.name in ours:
+            for index, item in enumerate(value if field.is_repeated else [value]):
+                at = f"{prefix}{field.name}{f'[{index}]' if field.is_repeated else ''}"
+                if isinstance(item, Message):
+                    yield from _convert(item, f"{at}.", given, dialect)
+                elif field.enum_type is not None:
+                    yield from _convert_value(message, field, item, at, given, dialect)
+            continue
+        name = f"{owner}.{field.name}"
+        equal = _EQUAL.get((dialect, owner, field.name))
+        if equal is not None:
+            _set(message, equal, value)
+            yield path, f"{name} is {equal} here"
+        elif (dialect, owner, field.name) in _ELSEWHERE:
+            yield path, f"{name} is {_ELSEWHERE[dialect, owner, field.name]} of the phase"
+        elif _has_default(field, owner, value, dialect):
+            yield path, f"drops {name}, which has its default"
+        elif field.name in _IDLE.get((dialect, owner), ()):
+            yield path, f"drops {name}, {_IS_IDLE}"
+        else:
+            raise _refusal(given.where(path), ForeignName(owner, field.name, 0), dialect)
+        message.ClearField(field.name)
+
+
+def _convert_value(
+    message: Message, field: FieldDescriptor, number: int, path: str, given: Document[Any], dialect: str
+) -> Iterator[tuple[str, str]]:
+    """Drop an engine that our Caffe lacks; raise PrototxtError for any other such value of an enum."""
+    assert field.enum_type is not None
+    owner = field.enum_type.full_name.removeprefix("caffe.")
+    name = field.enum_type.values_by_number[number].name
+    if name in names_of(owner):
+        return
+    if field.name != "engine":
+        raise _refusal(given.where(path), ForeignName(owner, name, 0, "enum value"), dialect)
+    message.ClearField(field.name)
+    yield path, f"drops {owner} {name}, {_IS_IDLE}"
+
+
+def _set(message: Message, name: str, value: Any) -> None:  # noqa: ANN401 - any field's value
+    if isinstance(value, Message):
+        getattr(message, name).CopyFrom(value)
+    else:
+        setattr(message, name, value)
+
+
+def _has_default(field: FieldDescriptor, owner: str, value: Any, dialect: str) -> bool:  # noqa: ANN401
+    fork = FIELDS.get((owner, field.name))
+    if fork is not None and fork.default:
+        return bool(value == fork.default)
+    is_known = find_dialect(dialect).knows(owner, field.name)
+    is_single = not field.is_repeated and field.message_type is None
+    return bool(is_known and is_single and value == field.default_value)
+
+
+def _refusal(where: str, name: ForeignName, dialect: str) -> PrototxtError:
+    what, hint = describe_name(name)
+    if not find_dialect(dialect).knows(name.owner, name.name):
+        return PrototxtError(where, what, hint)
+    here = find_counterpart("surfsara", name.owner, name.name)
+    what = f"{name.owner}.{name.name} of {TITLES[dialect]} has no equal in a recipe"
+    return PrototxtError(where, what, f"remove it; here {here}" if here else "remove it")
+
+
+def _adjust(message: Any, owner: str, dialect: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    """Write what a dialect does without being asked; yield the path and a description of each change."""
+    if dialect != "nvcaffe":
+        return
+    if owner == "SolverParameter" and message.test_interval and not message.HasField("test_initialization"):
+        message.test_initialization = False
+        yield "test_interval", "gets test_initialization: false, nvcaffe's default"
+    if owner == "DataParameter" and message.shuffle and not message.cache:
+        message.ClearField("shuffle")
+        yield "shuffle", "drops shuffle, which nvcaffe ignores without cache"
+    if owner == "LayerParameter" and message.type == "BatchNorm":
+        for difference in find_meaning_differences(message, owner, dialect):
+            yield "type", f"{difference.texts[0]}: {difference.texts[1]}"
+        yield from _fix_rates(message)
+
+
+def _fix_rates(layer: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    """Write the rates of a BatchNorm's statistics, which nvcaffe sets to 0 itself."""
+    before = deepcopy(layer)
+    for param in layer.param[:_STATISTICS]:
+        for rate in ("lr_mult", "decay_mult"):
+            if getattr(param, rate) != 0:
+                setattr(param, rate, 0)
+    if layer != before:
+        yield "param[0]", "writes 0 for the rates of a BatchNorm's statistics, as nvcaffe does itself"
+
+
+def with_own_fields(net: pb.NetParameter, given: Message) -> Message:
+    """Return a recipe's net with the fields of its own dialect, as they are in the `given` message of it.
+
+    All layers but those of type Data are the given ones; those keep the fields that our Caffe lacks. Raises
+    PrototxtError for layers of two joined nets that differ only in fields that our Caffe lacks.
+    """
+    theirs, ours = share_schema(given, to_any(net))
+    assert is_kind(theirs, pb.NetParameter) and is_kind(ours, pb.NetParameter)
+    result = deepcopy(theirs)
+    result.ClearField("layer")
+    own: dict[tuple[Any, ...], list[Any]] = {}
+    for layer in theirs.layer:
+        own.setdefault((layer.name, layer.type, *_phases(layer)), []).append(layer)
+    for layer in ours.layer:
+        key = layer.name, layer.type, *_phases(layer)
+        if layer.type == "Data":
+            given_data = own.get(key) or own.get(key[:2])  # of one phase, or of both
+            made = result.layer.add()
+            made.CopyFrom(layer)
+            if given_data:
+                _add_foreign(made, given_data[0])
+        elif own.get(key):  # or else a Scale that the conversion added
+            result.layer.add().CopyFrom(own[key].pop(0))
+    left = next((layer for key, layers in own.items() if key[1] != "Data" for layer in layers), None)
+    if left is not None:
+        what = f"layer '{shorten(left.name)}' differs between TRAIN and TEST in fields that ours lacks"
+        raise PrototxtError("", what, "make them equal in both prototxts")
+    return result
+
+
+def _phases(layer: Any) -> list[int]:  # noqa: ANN401
+    return [rule.phase for rule in layer.include]
+
+
+def _add_foreign(message: Message, given: Message) -> None:
+    """Add the fields of `given` that our Caffe does not have, in blocks that both have."""
+    ours = names_of(given.DESCRIPTOR.full_name.removeprefix("caffe."))
+    for field, value in given.ListFields():
+        if field.name not in ours:
+            _set(message, field.name, value)
+        elif isinstance(value, Message) and message.HasField(field.name):
+            _add_foreign(getattr(message, field.name), value)
