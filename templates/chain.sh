@@ -266,8 +266,8 @@ find_lmdbs() {
       *) silent+=" ${HOSTS[i]}" ;;
     esac
   done
-  [[ -z $silent ]] || stop 3 "$LMDB: no answer from$silent; check that $PWD exists there, and $(ssh_hint "${silent##* }")"
-  [[ -z $refused ]] || stop 2 "$LMDB on $refused; ask its owner to remove it, or set another path in the recipe"
+  [[ -z $silent ]] || stop 3 "${LMDB:-$PWD}: no answer from$silent; check that $PWD exists there, and $(ssh_hint "${silent##* }")"
+  [[ -z $refused ]] || stop 2 "${LMDB:-$PWD} on $refused; ask its owner to remove it, or set another path in the recipe"
   [[ -z $other ]] || stop 2 "$LMDB: not a copy of LMDB_SOURCE ('$LMDB_SOURCE') on$other; move it away there"
   [[ -z $missing ]] || stop 2 "$LMDB: missing on$missing, and not in LMDB_SOURCE ('$LMDB_SOURCE'); \
 set LMDB_SOURCE to a copy that all nodes can read, or $LMDB_HINT"

@@ -26,10 +26,10 @@ from caffe_recipes.authoring.adopt_sources import (
 )
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.layers import batch_size
+from caffe_recipes.caffe.layers import source_batch
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, read_prototxt
-from caffe_recipes.caffe.shapes import infer_shapes, select_layers
+from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.writer import float_text, string_text
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import NET_FILES, Transformation
@@ -220,20 +220,18 @@ def find_other_data(nets: Iterable[Net]) -> str:
     These are layers that read no LMDB, and two for the same phase.
     """
     for net in nets:
-        seen: set[int] = set()
-        for layer in net.message.layer:
-            if layer.type in OTHER_READERS:
-                return str(layer.type)
-            if layer.type != "Data":
-                continue
-            if layer.data_param.backend == pb.DataParameter.LEVELDB:
+        for phase in (pb.TRAIN, pb.TEST):
+            sources = _sources(net, phase)
+            data = [layer for layer in sources if layer.type == "Data"]
+            others = [layer for layer in sources if layer.type in OTHER_READERS]
+            if not data and not others:
+                others = [layer for layer in sources if phase == pb.TRAIN or source_batch(layer)]
+            if others:
+                return str(others[0].type)
+            if any(layer.data_param.backend == pb.DataParameter.LEVELDB for layer in data):
                 return "a LevelDB"
-            phases = {rule.phase for rule in layer.include if rule.HasField("phase")} or {pb.TRAIN, pb.TEST}
-            if seen & phases:
+            if len(data) > 1:
                 return "two LMDBs"
-            seen |= phases
-        if not seen and (others := _sources(net, pb.TRAIN)):
-            return str(others[0].type)
     return ""
 
 
@@ -262,12 +260,12 @@ def data_values(net: Net) -> dict[str, Any]:
 
 
 def describe_no_data(net: Net) -> str:
-    """Return that a net has no layer of type Data for TRAIN, and what it reads instead."""
+    """Return that a net has no data for TRAIN that adopt can use, and what it reads instead."""
     sources = [f"`input: {string_text(name)}`" for name in net.message.input]
     layers = select_layers(net.message, pb.TRAIN)
     sources += [f"'{layer.name}' ({layer.type})" for layer in layers if not layer.bottom]
     others = f"; its data come from {join_names(sources)}" if sources else ""
-    return f"has no layer of type Data for TRAIN{others}"
+    return f"has no data layer with a batch_size for TRAIN{others}"
 
 
 def _add_transforms(values: dict[str, Any], train: pb.LayerParameter, test: pb.LayerParameter | None) -> None:
@@ -299,12 +297,9 @@ def _transform_values(layer: pb.LayerParameter) -> dict[str, Any]:
 
 def batch_of(net: Net) -> int:
     """Return the batch size per rank; raises InputError if the net gives none."""
-    if size := next(filter(None, map(batch_size, _sources(net, pb.TRAIN))), 0):
+    if size := next(filter(None, map(source_batch, _sources(net, pb.TRAIN))), 0):
         return size
-    for found in infer_shapes(net.message, pb.TRAIN, path=net.path).layers:
-        if found.layer.type == "DummyData" and found.tops[0] and found.tops[0][0]:
-            return found.tops[0][0]
-    raise InputError(net.path, "has no data layer with a batch_size for TRAIN", "add it there")
+    raise InputError(net.path, describe_no_data(net), "add one that reads an LMDB")
 
 
 def _sources(net: Net, phase: int) -> list[pb.LayerParameter]:
@@ -318,7 +313,7 @@ def find_sources(nets: Iterable[Net], phase: int) -> tuple[str, int]:
         for layer in _sources(net, phase):
             params = (param for field, param in layer.ListFields() if field.message_type)
             named = (param.source for param in params if isinstance(getattr(param, "source", None), str))
-            if size := batch_size(layer):
+            if size := source_batch(layer):
                 return next(filter(None, named), ""), size
     return "", 1
 

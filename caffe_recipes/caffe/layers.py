@@ -265,3 +265,17 @@ def batch_size(layer: pb.LayerParameter) -> int:
     """
     block = BATCH_BLOCKS.get(layer.type)
     return int(getattr(layer, block).batch_size) if block else 0
+
+
+def source_batch(layer: pb.LayerParameter) -> int:
+    """Return the number of images per batch of a data layer or a DummyData layer; 0 if it gives none.
+
+    >>> made_up = pb.DummyDataParameter(shape=[pb.BlobShape(dim=[8, 3, 2, 2])])
+    >>> source_batch(pb.LayerParameter(type="DummyData", dummy_data_param=made_up))
+    8
+    """
+    if layer.type != "DummyData":
+        return batch_size(layer)
+    param = layer.dummy_data_param
+    first = [*(shape.dim[0] for shape in param.shape[:1] if shape.dim), *param.num[:1]]
+    return int(first[0]) if first else 0

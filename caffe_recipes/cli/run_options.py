@@ -235,6 +235,10 @@ class GivenRun:
         """
         source = click.get_current_context().get_parameter_source("lmdb_source")
         is_typed = source is ParameterSource.COMMANDLINE
+        if is_typed and recipe.names_no_data:
+            raise InputError(
+                "--lmdb-source", "the recipe has `data: as-in-net`, so nothing is staged", "omit it"
+            )
         return self.lmdb_source if is_typed or recipe.reads_lmdb else None
 
     def find_root(self, recipe: AnyRecipe | None, *, is_checked: bool = True) -> Path:

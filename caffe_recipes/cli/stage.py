@@ -12,7 +12,6 @@ from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.run.context import StageOptions
-from caffe_recipes.run.plan import find_trainer
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
 from caffe_recipes.wording import describe_count
 
@@ -43,7 +42,8 @@ def stage(typed: run_options.GivenRun, whole: bool, clean: bool) -> None:
     atomically. A correct copy is not sent again; a file that `stage` did not write is never replaced.
     """
     loaded = typed.load()
-    if find_trainer(loaded).data_folder is None:
+    if loaded.names_no_data:
+        typed.find_source(loaded)
         echo(f"{loaded.name}: has `data: as-in-net`; what its nets read is left alone, so nothing is staged")
         return
     root = typed.find_root(loaded if loaded.reads_lmdb and not clean else None)

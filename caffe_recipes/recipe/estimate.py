@@ -301,8 +301,9 @@ def _notes(recipe: Recipe, shape: Shape, to_accuracy: float | None) -> Iterator[
         if shape.global_batch > _TO_ACCURACY_IMAGES:
             what = f"{shape.global_batch:,} images per iteration: the paper trained with 4,096"
             yield f"{what}, and says that the same seems to hold for batch sizes of up to 8K to 12K"
-    if recipe.data.train.size_gb is None and recipe.reads_lmdb:
-        yield "staging is not included: the recipe does not give the training LMDB's size_gb"
+    if recipe.data.train.size_gb is None:
+        unknown = "does not give the training LMDB's size_gb" if recipe.reads_lmdb else "stages no data"
+        yield f"staging is not included: the recipe {unknown}"
     tested = [phase.name for phase in recipe.phases if phase.test_interval]
     if tested:
         yield f"tests during {', '.join(tested)} are not included, unless the speed is from a log with them"

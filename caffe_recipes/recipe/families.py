@@ -28,7 +28,7 @@ from pydantic import Field
 from caffe_recipes.config import FileName, Location, Text, Value, YamlSource, parse_yaml, validate
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.limits import hint_at_limit, limit
-from caffe_recipes.recipe.model import Cluster, Data, Family
+from caffe_recipes.recipe.model import AS_IN_NET, Cluster, Data, Family
 from caffe_recipes.recipe.paper_rules import PlannedPhase, Schedule, plan_phases
 from caffe_recipes.wording import did_you_mean, find_nearest
 
@@ -173,9 +173,8 @@ def _with_phases(source: YamlSource) -> YamlSource:
         raise RecipeError(source.place(("phases",)), "phases: there is also a schedule", "remove one of them")
     schedule: Schedule = _validate_part(source, "schedule", Schedule)
     cluster: Cluster = _validate_part(source, "cluster", Cluster)
-    data: Data = _validate_part(source, "data", Data)
     try:
-        plan = plan_phases(schedule, cluster.global_batch, data.train.images)
+        plan = plan_phases(schedule, cluster.global_batch, _train_images(source))
     except ValueError as error:
         hint = "give other epochs, or a smaller batch"
         raise RecipeError(source.place(("schedule",)), f"schedule: {error}", hint) from None
@@ -189,6 +188,17 @@ def _with_phases(source: YamlSource) -> YamlSource:
         reported = {at[2:]: line for at, line in source.lines.items() if at[:2] == of_phase}
         lines |= {("phases", index, "reported", *rest): line for rest, line in reported.items()}
     return YamlSource(source.where, source.kind, raw, lines, source.fail)
+
+
+def _train_images(source: YamlSource) -> int:
+    """Return the images of an epoch, from `data` or, if that is as in the net, from `images`."""
+    if source.raw.get("data") == AS_IN_NET:
+        images = source.raw.get("images")
+        if type(images) is int and images > 0:
+            return images
+        raise RecipeError(source.place(("data",)), f"data: {AS_IN_NET} needs `images: N`", "")
+    data: Data = _validate_part(source, "data", Data)
+    return data.train.images
 
 
 def _validate_part(source: YamlSource, key: str, model: type[Any]) -> Any:  # noqa: ANN401 - of the model

@@ -419,7 +419,7 @@ class Family:
 class Loaded(Value):
     """Base class of recipes; also keeps the folder of the file, the family, and the dialect.
 
-    If it `reads_lmdb`, an LMDB is staged; else TFRecords are, or nothing.
+    If it `reads_lmdb`, its training data are an LMDB; else TFRecords, or what its nets name.
     """
 
     _folder: Path = PrivateAttr(Path())
@@ -435,6 +435,11 @@ class Loaded(Value):
     @property
     def reads_lmdb(self) -> bool:
         """Whether its training data are an LMDB that the recipe names."""
+        return False
+
+    @property
+    def names_no_data(self) -> bool:
+        """Whether its nets name their data, which are then neither staged nor checked."""
         return False
 
     @property
@@ -493,7 +498,12 @@ class Recipe(Loaded):
     nets: Frozen[FileName, NetVariant]
     images: Count | None = Field(None, description="training images, an epoch; for `data: as-in-net`")
     test_images: Count | None = Field(None, description="test images; for `data: as-in-net`")
-    data: Data = Field(description="or as-in-net: the nets keep their own data layers, whatever these read")
+    data: Data = Field(
+        description="or as-in-net: the nets keep their own data layers, whatever these read",
+        json_schema_extra=lambda schema: schema.update(
+            anyOf=[{"const": AS_IN_NET}, {"$ref": schema.pop("$ref")}]
+        ),
+    )
     cluster: Cluster
     solver: SolverSettings = SolverSettings()
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
@@ -512,8 +522,13 @@ class Recipe(Loaded):
 
     @property
     def reads_lmdb(self) -> bool:
-        """Whether the recipe names its LMDBs, instead of its nets."""
+        """Whether the recipe names its LMDBs."""
         return not self.data.is_in_net
+
+    @property
+    def names_no_data(self) -> bool:
+        """Whether its nets name their data, which are then neither staged nor checked."""
+        return self.data.is_in_net
 
     @property
     def train_images(self) -> int:
@@ -534,14 +549,20 @@ class Recipe(Loaded):
     @field_validator("data", mode="before")
     @classmethod
     def _data_in_net(cls, raw: Any, info: ValidationInfo) -> Any:  # noqa: ANN401 - whatever the YAML held
-        images, tested = info.data.get("images"), info.data.get("test_images")
-        if raw == AS_IN_NET:
-            if images is None:
-                raise ValueError(f"{AS_IN_NET} needs `images: N`, the training images of an epoch")
-            parts = {"train": images, "test": tested or 1}
-            made = {part: {"lmdb": AS_IN_NET, "images": count} for part, count in parts.items()}
-            return {**made, "test": {**made["test"], "batch_size": 1}}
-        return raw
+        is_frozen = isinstance(info.context, dict) and info.context.get("is_frozen", False)
+        train = raw.get("train") if isinstance(raw, dict) and not is_frozen else None
+        if isinstance(train, dict) and train.get("lmdb") == AS_IN_NET:
+            raise ValueError(f"write `data: {AS_IN_NET}` instead of keys, or another path of the LMDB")
+        if raw != AS_IN_NET:
+            return raw
+        if info.data.get("images") is None:
+            raise ValueError(f"{AS_IN_NET} needs `images: N`, the training images of an epoch")
+        # What the nets decide has a placeholder.
+        train = {"lmdb": AS_IN_NET, "images": info.data["images"]}
+        return {
+            "train": train,
+            "test": {**train, "images": info.data.get("test_images") or 1, "batch_size": 1},
+        }
 
     @model_validator(mode="before")
     @classmethod

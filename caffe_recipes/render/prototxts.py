@@ -18,13 +18,14 @@ from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.dialects.convert import convert_document, with_own_fields
 from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.caffe.joined_nets import join_documents
-from caffe_recipes.caffe.layers import batch_size, data
+from caffe_recipes.caffe.layers import data, source_batch
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions
 from caffe_recipes.caffe.prototxt import Document, is_kind, parse_prototxt, render_prototxt
 from caffe_recipes.caffe.rates import POLICIES, check_rates, key_iters, lr_at
-from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.caffe.shapes import infer_shapes, select_layers
 from caffe_recipes.caffe.text.comments import Comment
+from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.upgrade import upgrade_net
 from caffe_recipes.errors import PrototxtError, RecipeError
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter
@@ -250,7 +251,7 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
             )
             raise RecipeError(recipe.name, what, "read the data from an LMDB, HDF5 files or a list of images")
     if recipe.data.is_in_net:
-        _check_batch(net, recipe)
+        _check_sources(net, recipe)
         return net
     for layer in net.layer:
         if layer.type in OTHER_READERS:
@@ -268,13 +269,18 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
     return result
 
 
-def _check_batch(net: pb.NetParameter, recipe: Recipe) -> None:
-    """Raise RecipeError if a data layer of TRAIN reads another number of images than the recipe says."""
+def _check_sources(net: pb.NetParameter, recipe: Recipe) -> None:
+    """Raise RecipeError if nothing fills an input of the net, or for another batch than the recipe's."""
     stated = recipe.cluster.batch_per_rank
-    for layer in net.layer:
-        images = batch_size(layer)
-        if images not in (0, stated) and not any(rule.phase == pb.TEST for rule in layer.include):
-            what = f"layer '{layer.name}' has batch_size {images}, but cluster.batch_per_rank is {stated}"
+    sources = [layer for layer in select_layers(net, pb.TRAIN) if not layer.bottom]
+    empty = next((f"layer '{layer.name}' (Input)" for layer in sources if layer.type == "Input"), "")
+    if net.input or empty:
+        what = f"{empty or f'input: {string_text(net.input[0])}'} is filled by nothing in training"
+        raise RecipeError(recipe.name, what, "replace it by a data layer")
+    for layer in sources:
+        images = source_batch(layer)
+        if images not in (0, stated):
+            what = f"layer '{layer.name}' reads batches of {images}, but cluster.batch_per_rank is {stated}"
             raise RecipeError(recipe.name, what, "make them equal")
 
 

@@ -202,7 +202,9 @@ def _render_job(
         "of_phase": file == "phase.sbatch",
         "phases": ", ".join(phase.name for phase in recipe.phases) if isinstance(recipe, Recipe) else "",
         # The path of TFRecords is in the recipe, or in an option of `run`.
-        "source": recipe.data.train.source or "" if isinstance(recipe, Recipe) and not run else None,
+        "source": recipe.data.train.source or ""
+        if isinstance(recipe, Recipe) and recipe.reads_lmdb and not run
+        else None,
         "time_limit": _render_time(limit),
         "warning_s": warning_s,
         "stop_grace_s": warning_s // 2 if warning_s // 2 < STOP_GRACE_S else None,

@@ -231,8 +231,6 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
     check_job_hosts(profile, names)
     trainer = find_trainer(recipe)
     path = search_path(ours_first=trainer.is_ours)
-    if options.lmdb_source and trainer.data_folder is None:
-        raise InputError("--lmdb-source", "the recipe has `data: as-in-net`, so nothing is staged", "omit it")
     source = options.lmdb_source or trainer.data_source
 
     def connect_to(name: str) -> Host:

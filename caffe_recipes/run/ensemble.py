@@ -144,6 +144,9 @@ def _find_tested(recipe: Recipe, place: PredictionEnv, lmdb: Path | None) -> Tes
     if load_digests(place.folder).get(path) != found:
         what = f"is not the net that {place.folder.name} was started with"
         raise InputError(place.root / path, what, "restore it")
+    if recipe.names_no_data:
+        what = "its nets name their test data (`data: as-in-net`), but an ensemble reads an LMDB"
+        raise InputError(recipe.name, what, "average the models' outputs with a program of your own")
     where = lmdb.absolute() if lmdb else place.root / recipe.data.test.lmdb
     data_digest = known_digest(find_source(where), cache_folder())
     return TestSet(place.root / path, message, found, where, data_digest)

@@ -428,7 +428,7 @@ def test_what_a_recipe_cannot_hold_of_another_caffe_is_named_with_its_line(
         ),
         (
             'type: "DummyData"',
-            r"net.prototxt: has no layer of type Data .*; its data come from 'd' \(DummyData\); add one",
+            r"net.prototxt: has no data layer with .*; its data come from 'd' \(DummyData\); add one",
         ),
     ],
 )

@@ -12,11 +12,13 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.shipped import find_rows, shipped_recipes
 from caffe_recipes.review.diff.sources import explain_no_repository
+from tests.cli.command_line import call_main
 
 NET = """name: "n"
 layer { name: "data" type: "Data" top: "data" data_param { source: "x" batch_size: 32 } }
@@ -838,3 +840,16 @@ def test_a_git_that_does_not_finish_is_killed(
     monkeypatch.setattr("caffe_recipes.review.diff.sources.MOST_GIT_S", 1.0)
     code, output = call("HEAD", "HEAD~1")
     assert (code, expected in output) == (2, True)
+
+
+def test_the_images_of_data_that_the_nets_name_are_one_difference(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(
+        'layer { name: "d" type: "ImageData" top: "data" image_data_param { batch_size: 32 } }'
+    )
+    raw = yaml.safe_load(shipped_recipes()["digits-local"].file.read_text())
+    raw |= {"data": "as-in-net", "test_images": 359, "nets": {name: {} for name in raw["nets"]}}
+    raw["net"] = {"name": "mine", "classes": 10, "prototxt": "net.prototxt"}
+    for name, images in (("old", 1438), ("new", 1500)):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**raw, "images": images}))
+    done = call_main("diff", "old.yaml", "new.yaml", cwd=tmp_path)
+    assert done.stdout.count("1438") == 1 and "images" in done.stdout, done.stdout

@@ -156,3 +156,7 @@ def test_data_that_the_nets_name_are_left_alone(tmp_path: Path) -> None:
         done = call_main("stage", "recipe.yaml", *more, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert "what its nets read is left alone, so nothing is staged" in done.stdout
+    for command in ("stage", "submit"):
+        done = call_main(command, "recipe.yaml", "--lmdb-source", str(tmp_path), cwd=tmp_path)
+        what = "--lmdb-source: the recipe has `data: as-in-net`, so nothing is staged; omit it"
+        assert (done.returncode, done.stderr) == (2, f"Error: {what}\n")

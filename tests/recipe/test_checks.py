@@ -325,6 +325,12 @@ def test_what_contradicts_data_as_in_the_net_is_named(old: str, new: str, error:
     assert error in str(refuse(AS_IN_NET.replace(old, new, 1)))
 
 
+def test_an_lmdb_is_not_called_as_in_net() -> None:
+    lmdb = "data: {train: {lmdb: as-in-net, images: 5}, test: {lmdb: a, images: 5, batch_size: 5}}"
+    error = refuse(AS_IN_NET.replace("data: as-in-net", lmdb))
+    assert "data: write `data: as-in-net` instead of keys, or another path of the LMDB" in str(error)
+
+
 def test_the_images_of_other_recipes_belong_to_their_parts() -> None:
     assert "images: belongs to `data: as-in-net`; write it as data.train.images" in str(
         refuse(DIGITS + "\nimages: 5\n")

@@ -243,3 +243,15 @@ def test_a_mistake_in_the_nets_of_another_row_is_reported_for_that_row() -> None
         )
         assert nets_dir(text, "ours-small") == "models/ours-batch-32"
         refuse(text, "ours-large")
+
+
+def test_the_epochs_of_a_row_may_follow_from_data_that_the_nets_name() -> None:
+    lmdbs = FAMILY[FAMILY.index("  data:") : FAMILY.index("  cluster:")]
+    text = FAMILY.replace(lmdbs, "  data: as-in-net\n  images: 100000\n")
+    text = text.replace("builder: resnet_small", "prototxt: ours.prototxt")
+    recipe = parse_recipe(text, "mine.yaml", Path(), "ours-small")
+    assert (
+        recipe.phases[-1].max_iter
+        == parse_recipe(FAMILY, "mine.yaml", Path(), "ours-small").phases[-1].max_iter
+    )
+    assert "data: as-in-net needs `images: N`" in str(refuse(text.replace("  images: 100000\n", "")))

@@ -121,7 +121,8 @@ def test_a_recipe_that_leaves_a_rate_to_its_solver_block_matches_the_schema() ->
         ("cluster", {"nodes": 0}, "0 is under the minimum"),
         ("phases", [{"lr_policy": "polly"}], "none of"),
         ("name", "../x", "does not match"),
-        ("data", [], "is no object"),
+        ("net", [], "is no object"),
+        ("data", "as-in-lmdb", "none of"),
     ],
 )
 def test_values_that_the_loader_refuses_are_marked_by_the_schema(

@@ -247,20 +247,47 @@ def test_other_outputs_than_classes_are_refused_naming_both(make_recipe: MakeRec
         build_net(recipe, "train_val")
 
 
+def in_net(raw: dict[str, Any]) -> None:
+    raw |= {"net": {"name": "mine", "classes": 10, "prototxt": "mine.prototxt"}}
+    raw |= {"images": 1438, "test_images": 359, "data": "as-in-net", "nets": {"train_val": {}}}
+    for phase in raw["phases"]:
+        phase["net"] = "train_val"
+    raw["evaluation"]["net"] = "train_val"
+
+
 def test_with_data_as_in_the_net_all_of_it_stays(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     reads = DATA.replace('"Data"', '"ImageData" image_data_param { source: "list.txt" batch_size: 32 }')
+    reads = (
+        reads.replace("include { phase: TEST }", "exclude { phase: TRAIN }")
+        .replace("32", "16")
+        .replace("16", "32", 1)
+    )
     (tmp_path / "mine.prototxt").write_text(reads + REST)
-
-    def change(raw: dict[str, Any]) -> None:
-        raw |= {"net": {"name": "mine", "classes": 10, "prototxt": "mine.prototxt"}}
-        raw |= {"images": 1438, "test_images": 359, "data": "as-in-net", "nets": {"train_val": {}}}
-        for phase in raw["phases"]:
-            phase["net"] = "train_val"
-        raw["evaluation"]["net"] = "train_val"
-
-    recipe = make_recipe(change)
+    recipe = make_recipe(in_net)
     assert build_net(recipe, "train_val") == parse_prototxt(reads + REST, pb.NetParameter)
-    (tmp_path / "mine.prototxt").write_text(reads.replace("32", "16", 1) + REST)
-    what = "layer 'mnist' has batch_size 16, but cluster.batch_per_rank is 32; make them equal"
+
+
+DUMMY = 'layer { name: "d" type: "DummyData" top: "data" dummy_data_param { shape { dim: 8 dim: 1 } } }'
+
+
+@pytest.mark.parametrize(
+    ("reads", "what"),
+    [
+        (
+            'layer { name: "i" type: "ImageData" top: "data" image_data_param { batch_size: 16 } }',
+            "layer 'i' reads batches of 16, but cluster.batch_per_rank is 32; make them equal",
+        ),
+        (DUMMY, "layer 'd' reads batches of 8, but cluster.batch_per_rank is 32; make them equal"),
+        (
+            'layer { name: "e" type: "Input" top: "data" input_param { shape { dim: 32 } } }',
+            r"layer 'e' \(Input\) is filled by nothing in training; replace it by a data layer",
+        ),
+        ('input: "data"', 'input: "data" is filled by nothing in training'),
+    ],
+)
+def test_a_net_whose_own_data_do_not_fit_is_refused(
+    make_recipe: MakeRecipe, tmp_path: Path, reads: str, what: str
+) -> None:
+    (tmp_path / "mine.prototxt").write_text(reads + REST)
     with pytest.raises(RecipeError, match=what):
-        build_net(recipe, "train_val")
+        build_net(make_recipe(in_net), "train_val")

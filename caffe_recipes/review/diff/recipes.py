@@ -132,7 +132,9 @@ def _diff_values(old: AnyRecipe, new: AnyRecipe, omitted: frozenset[str] = _IN_P
 
 
 def _own_values(recipe: AnyRecipe, omitted: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    values = recipe.model_dump(mode="json", exclude={"derived", "differences", "notes"})
+    # With `data: as-in-net`, `data` repeats the numbers of images.
+    repeated = {"data"} if recipe.names_no_data else set()
+    values = recipe.model_dump(mode="json", exclude={"derived", "differences", "notes", *repeated})
     yield from _flatten(values, "", "", omitted)
     if isinstance(recipe, Recipe):
         yield "images per iteration", recipe.cluster.global_batch

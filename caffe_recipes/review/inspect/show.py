@@ -270,13 +270,14 @@ def recipe_values(recipe: AnyRecipe, images_per_s: float | None = None) -> dict[
 
     speed = images_per_s or recipe.reported.images_per_s
     cluster = recipe.cluster
+    is_unknown = isinstance(recipe, Recipe) and recipe.names_no_data and recipe.test_images is None
     shape = {
         "name": recipe.name,
         "title": recipe.title,
         "source": recipe.source,
         "family": recipe.family.name if recipe.family else None,
         "training_images": recipe.train_images,
-        "test_images": recipe.tested_images,
+        "test_images": None if is_unknown else recipe.tested_images,
         "nodes": cluster.nodes,
         "ranks": cluster.ranks,
         "batch_per_rank": cluster.batch_per_rank,
@@ -343,7 +344,8 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     size = f", {train.size_gb:g} GB," if train.size_gb else ""
     own = "the places that the net names" if recipe.data.is_in_net else ""
     yield "training", f"{train.images:,} images{size} in {own or train.lmdb}"
-    yield "tests", f"{recipe.data.test.images:,} images in {own or recipe.data.test.lmdb}"
+    if recipe.test_images or not own:
+        yield "tests", f"{recipe.data.test.images:,} images in {own or recipe.data.test.lmdb}"
     yield "shape", describe_shape(cluster)
     yield "MLSL", _describe_servers(cluster.mlsl)
     yield "trainer", recipe.trainer
@@ -510,6 +512,8 @@ def _snapshots(recipe: Recipe, phase: Phase) -> Iterator[SnapshotRow]:
 def _describe_augmentation(recipe: Recipe, net: str) -> str:
     """Return the random transformations of training images, in the order in which Caffe applies them."""
     data, ratio = recipe.data, recipe.nets[net].random_aspect_ratio
+    if data.is_in_net:
+        return "as in the net"
     if ratio:
         change = ratio.aspect_ratio_change
         area = f"area {ratio.min_area_ratio:g} to {ratio.max_area_ratio:g}"
