@@ -24,6 +24,7 @@ from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.caffe.upgrade import upgrade_solver
 from caffe_recipes.errors import InputError
+from caffe_recipes.quoting import hiding_foreign_text
 from caffe_recipes.recipe.model import SolverSettings, Transformation
 from caffe_recipes.render.prototxts import FED_BY_PROGRAMS, OTHER_READERS
 from caffe_recipes.review.diff.forms import normalize_all
@@ -41,7 +42,7 @@ from caffe_recipes.review.lint.inputs import (
 from caffe_recipes.review.lint.recipe_rules import find_epoch_size
 from caffe_recipes.review.lint.scripts import Script, load_script
 from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
-from caffe_recipes.review.naming import hiding_foreign_text, is_prototxt_file
+from caffe_recipes.review.naming import is_prototxt_file
 from caffe_recipes.wording import describe_count
 
 _NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none
@@ -131,7 +132,10 @@ def _load_solvers(target: Path) -> list[Solver]:
             raise InputError(
                 target, f"cannot be read: {error.strerror}", "give a folder of solvers"
             ) from error
-    documents: list[Document[Any]] = [load_document(path) for path in paths]
+    documents: list[Document[Any]] = []
+    for path in paths:
+        with hiding_foreign_text(path, target):
+            documents.append(load_document(path))
     for document in documents:
         if isinstance(document.message, pb.MultiPhaseSolverParameter):
             what = "contains several solvers, but each phase of a recipe has its own"
@@ -208,7 +212,7 @@ def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
     if place.file is None:
         what = f"net: {solver.message.net} not found, neither in the current folder nor next to the solver"
         raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
-    with hiding_foreign_text(place.file, solver.path, caffe_root):
+    with hiding_foreign_text(place.file, Path(solver.path).parent, caffe_root):
         net: Net = load_document(place.file, pb.NetParameter)
     return net
 
@@ -278,7 +282,7 @@ def _with_tested(found: Adopted) -> Adopted:
         if file.stem in found.nets:
             return replace(found, tested=file.stem)
         if file.is_file():
-            with hiding_foreign_text(file, file):
+            with hiding_foreign_text(file, found.folder):
                 net: Net = load_document(file, pb.NetParameter)
             return replace(found, tested=file.stem, nets={**found.nets, file.stem: net})
     return found

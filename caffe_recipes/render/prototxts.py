@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from caffe_recipes.caffe import pb
@@ -21,6 +22,7 @@ from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.caffe.text.comments import Comment
 from caffe_recipes.caffe.upgrade import upgrade_net
 from caffe_recipes.errors import PrototxtError, RecipeError
+from caffe_recipes.quoting import hiding_foreign_text
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter
 from caffe_recipes.recipe.model import NetVariant, Phase, RandomAspectRatio, Recipe
 from caffe_recipes.render.headers import above_net, above_solver, beside_fields, header_line, shared_lines
@@ -189,11 +191,7 @@ def load_own_net(recipe: Recipe) -> pb.NetParameter:
     not allowed to run, fails, or returns neither a NetParameter nor its text.
     """
     if recipe.net.prototxt is not None:
-        document = load_document(recipe.folder / recipe.net.prototxt, pb.NetParameter)
-        try:
-            return upgrade_net(document.message).message if document.message.layers else document.message
-        except PrototxtError as error:
-            raise error.reworded(where=document.where(error.where)) from None
+        return _load_net(recipe.folder / recipe.net.prototxt, recipe.folder)
     name = recipe.net.function or ""
     where = f"{recipe.name}: net.function {name}"
     made = call_beside(recipe.folder, name, recipe.net, where)
@@ -205,6 +203,16 @@ def load_own_net(recipe: Recipe) -> pb.NetParameter:
     raise RecipeError(
         where, f"returned {kind}", "return a NetParameter of caffe_recipes.caffe.pb, or its text"
     )
+
+
+def _load_net(path: Path, folder: Path) -> pb.NetParameter:
+    """Return the net in a file that a recipe in `folder` names; it may be any file of this machine."""
+    with hiding_foreign_text(path, folder):
+        document = load_document(path, pb.NetParameter)
+        try:
+            return upgrade_net(document.message).message if document.message.layers else document.message
+        except PrototxtError as error:
+            raise error.reworded(where=document.where(error.where)) from None
 
 
 def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.NetParameter:

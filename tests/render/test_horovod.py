@@ -74,12 +74,12 @@ def run_script(
         if not (programs / program).exists():
             (programs / program).write_text(RECORDER)
             (programs / program).chmod(0o755)
-    for program in PROGRAMS if has_program else ():
-        path = programs / paths[PROGRAMS[program]]
-        path = path if program == "imagenet_to_gcs.py" else path / program
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.touch()
+    for needed, variable in PROGRAMS.items() if has_program else ():
+        file = programs / paths[variable]
+        file = file if variable == "IMAGENET_TO_GCS" else file / needed
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            file.touch()
     script = folder / FOLDER / name
     for path in (f"{FOLDER}/{name}", "jobs/lib/node.sh"):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
