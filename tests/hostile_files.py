@@ -274,7 +274,7 @@ def _graph(folder: Path) -> object:
     return draw_graph(net, summarize(net))
 
 
-def _submissions(folder: Path) -> object:
+def _many_outcomes(folder: Path) -> object:
     journal = SubmissionJournal(folder / "x.submissions.jsonl")
     journal.begin(Submission("x-a", "a", "x.sbatch", 0.0, argv=("w",) * 100_000))
     for number in range(3_000):
@@ -477,7 +477,7 @@ ATTACKS: dict[str, Attack] = {
     "tar: a chain of 5,000 long names": _tar_names,
     "image: a JPEG of 20,000 scans": _scans,
     "graph: 500 layers of 10 wires": _graph,
-    "submissions: 3,000 outcomes of a job with 100,000 words": _submissions,
+    "submissions: 3,000 outcomes of a job with 100,000 words": _many_outcomes,
     "tar: members over the bound": _limited("tar-members=1000", _tar_members),
     "tfrecord: a record of 3 GB": _tfrecord,
     "tfrecord: a name that claims 10^17 files": _checked_records(f"train-00000-of-{10**17}"),
