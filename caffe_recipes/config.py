@@ -112,11 +112,17 @@ class _Open:
     entries: int = 0
 
 
+_DIRECTIVE = re.compile("(?:\\A\ufeff?|[\n\r\x85\u2028\u2029])%")
+
+
 def _check_bounds(text: str, where: str | Path, fail: Fail) -> None:
     """Check the depth and number of values before anything is composed, since libyaml recurses without limit.
 
     An alias counts as many values as its target contains, since it expands to them.
     """
+    if found := _DIRECTIVE.search(text):  # thousands of them take libyaml minutes
+        place = f"{where}:{text.count(chr(10), 0, found.end()) + 1}"
+        raise fail(place, "a YAML directive, which is not needed", "remove the line that begins with %")
     deepest, most = min(limit("yaml-depth"), MOST_YAML_DEPTH), limit("yaml-values")
     sizes: dict[str | None, int | None] = {}  # values by anchor; None until the collection's end
     around: list[_Open] = [_Open(None, False)]

@@ -37,7 +37,7 @@ LIMITS = MappingProxyType(
 )
 
 MOST_YAML_DEPTH = 300  # levels that the recursion of libyaml and of our own reader can take
-MOST_TAR_HEADER_BYTES = 1 << 20
+MOST_TAR_HEADER_BYTES = 1 << 16  # of a PAX header, too, which tarfile searches quadratically
 MOST_LINTED_FILES = 10_000  # in a folder
 MOST_SCRIPT_BYTES, MOST_SCRIPT_LINES = 1_000_000, 20_000
 MOST_COMPARED_FILES = 10_000  # of one side of a diff

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -20,6 +21,18 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text)
+
+
+_COMMAND = re.compile(r"^(\s*+):(?=:|\Z)", re.MULTILINE)
+
+
+def escape_commands(text: str) -> str:
+    r"""Escape the commands that the log of a job on GitHub obeys at the start of a line, as in `::error::`.
+
+    >>> escape_commands("::error::a\n  ::b c::d")
+    '\\x3a:error::a\n  \\x3a:b c::d'
+    """
+    return _COMMAND.sub(r"\1\\x3a", text)
 
 
 def plural(count: int, one: str, many: str = "") -> str:

@@ -19,6 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 from caffe_recipes.authoring.adopt_files import Adopted, AdoptOptions, find_trainer
 from caffe_recipes.caffe import pb
@@ -30,7 +31,7 @@ from caffe_recipes.caffe.weights import load_solverstate, load_weights
 from caffe_recipes.cluster.hostfile import load_hostfile
 from caffe_recipes.cluster.launcher import RankExitReader
 from caffe_recipes.cluster.profiles import load_profile
-from caffe_recipes.data.archives import load_members
+from caffe_recipes.data.archives import load_archive, load_members
 from caffe_recipes.data.images import load_classes
 from caffe_recipes.data.manifest import load_manifest, manifest_path
 from caffe_recipes.errors import CaffeRecipesError
@@ -38,6 +39,8 @@ from caffe_recipes.file_format import FORMAT
 from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import find_differences
+from caffe_recipes.review.graph.picture import draw_graph
+from caffe_recipes.review.inspect.summary import SummaryOptions, read_net, summarize
 from caffe_recipes.review.inspect.sweep import read_logs
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
@@ -45,7 +48,7 @@ from caffe_recipes.review.lint.scripts import Script
 from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.monitor.files import FilePiece, LocalFiles, ReadRequest
 from caffe_recipes.run.monitor.follow import ShownRun
-from caffe_recipes.run.submit.submissions import load_submissions
+from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, load_submissions
 from caffe_recipes.tensorflow.records import read_records, write_records
 from tests.run.recorded_run import finished, launched
 
@@ -217,6 +220,69 @@ def _tar_header(folder: Path) -> object:
         return load_members(str(path), file, 0, 3_100_000_000)
 
 
+def _tar_pax(*payloads: bytes) -> Attack:
+    """List a tar with such PAX headers."""
+
+    def attack(folder: Path) -> object:
+        blocks = bytearray()
+        for payload in payloads:
+            info = tarfile.TarInfo("pax")
+            info.type, info.size = tarfile.XHDTYPE, len(payload)
+            blocks += info.tobuf(tarfile.USTAR_FORMAT) + payload + bytes(-len(payload) % tarfile.BLOCKSIZE)
+            blocks += tarfile.TarInfo("a.jpg").tobuf(tarfile.USTAR_FORMAT)
+        (folder / "x.tar").write_bytes(bytes(blocks) + bytes(2 * tarfile.BLOCKSIZE))
+        return load_archive(folder / "x.tar")
+
+    return attack
+
+
+def _tar_names(folder: Path) -> object:
+    info = tarfile.TarInfo("name")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2
+    block = info.tobuf(tarfile.USTAR_FORMAT) + b"a\0" + bytes(tarfile.BLOCKSIZE - 2)
+    (folder / "x.tar").write_bytes(block * 5_000 + bytes(2 * tarfile.BLOCKSIZE))
+    return load_archive(folder / "x.tar")
+
+
+def _scans(folder: Path) -> object:
+    """Decode a progressive JPEG whose last scan is repeated."""
+    import cv2
+    import numpy as np
+
+    from caffe_recipes.data.convert import decode
+    from caffe_recipes.engine.transform import decode as decode_record
+
+    pixels = np.zeros((1500, 1000), np.uint8)
+    data = bytes(cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1])
+    last = data.rindex(b"\xff\xda")
+    many = data[:last] + data[last:-2] * 20_000 + data[-2:]
+    with contextlib.suppress(ValueError):  # a trainer refuses it, too
+        decode_record(pb.Datum(data=many, encoded=True), pb.TransformationParameter())
+        raise AssertionError("decoded")
+    return decode(many, cv2.IMREAD_COLOR)
+
+
+def _graph(folder: Path) -> object:
+    """Draw a net whose layers read any of those before them."""
+    choice, tops = Random(1).choice, [f"t{index}" for index in range(500)]
+    lines = ['layer { name: "t0" type: "Input" top: "t0" input_param { shape { dim: 1 dim: 8 } } }']
+    for index in range(1, len(tops)):
+        read = " ".join(f'bottom: "{choice(tops[:index])}"' for _ in range(10))
+        lines.append(f'layer {{ name: "t{index}" type: "Eltwise" top: "t{index}" {read} }}')
+    (folder / "net.prototxt").write_text("\n".join(lines))
+    net = read_net(str(folder / "net.prototxt"), SummaryOptions())
+    return draw_graph(net, summarize(net))
+
+
+def _many_outcomes(folder: Path) -> object:
+    journal = SubmissionJournal(folder / "x.submissions.jsonl")
+    journal.begin(Submission("x-a", "a", "x.sbatch", 0.0, argv=("w",) * 100_000))
+    for number in range(3_000):
+        journal.settle("x-a", number + 1)
+    journal.close()
+    return load_submissions(folder / "x.submissions.jsonl")
+
+
 def _tar_members(folder: Path) -> object:
     path = folder / "x.tar"
     with tarfile.open(path, "w") as tar:
@@ -343,6 +409,9 @@ ATTACKS: dict[str, Attack] = {
     "yaml: a number of 400,000 parts": _yaml("name: !!int " + "1:" * 400_000 + "1"),
     "yaml: a number of 900,000 digits": _yaml("name: " + "9" * 900_000),
     "yaml: a text of 900,000 zeros": _yaml(_DIGITS.replace("max_iter: ", f"max_iter: {'0' * 900_000}x", 1)),
+    "yaml: 20,000 directives": _yaml(
+        "".join(f"%TAG !{i}! tag:{i}\n" for i in range(20_000)) + "---\nname: x"
+    ),
     "yaml: a tag of Python": _yaml("name: !!python/object/apply:os.system [x]"),
     "yaml: rows over a large base": _yaml(
         "family: f\ntitle: t\nbase:\n"
@@ -400,6 +469,15 @@ ATTACKS: dict[str, Attack] = {
     "image: a PNG of 32,000 x 32,000 in a record": _train_on_image,
     "lmdb: a record over the bound": _limited("record-bytes=5000", _large_record),
     "tar: a header of 3 GB": _tar_header,
+    "tar: a PAX header of 500,000 digits": _tar_pax(b"9" * 500_000),
+    "tar: PAX headers of 60,000 digits": _tar_pax(*[b"9" * 60_000] * 50),
+    "tar: a PAX header of records without an end": _tar_pax(b"4 a\n" * 16_000),
+    "tar: a sparse header that is malformed": _tar_pax(b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"),
+    "tar: a sparse map that is malformed": _tar_pax(b"21 GNU.sparse.map=a,\n"),
+    "tar: a chain of 5,000 long names": _tar_names,
+    "image: a JPEG of 20,000 scans": _scans,
+    "graph: 500 layers of 10 wires": _graph,
+    "submissions: 3,000 outcomes of a job with 100,000 words": _many_outcomes,
     "tar: members over the bound": _limited("tar-members=1000", _tar_members),
     "tfrecord: a record of 3 GB": _tfrecord,
     "tfrecord: a name that claims 10^17 files": _checked_records(f"train-00000-of-{10**17}"),

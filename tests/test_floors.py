@@ -79,7 +79,7 @@ FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__in
 
 def test_the_table_names_every_package() -> None:
     assert {package_of(path) for path in FILES} == set(FLOORS)
-    assert len(FLOORS) == 18
+    assert len(FLOORS) == 19
 
 
 def test_a_package_imports_itself_and_lower_floors_only() -> None:
@@ -150,7 +150,7 @@ def test_committed_jobs_stay_small_enough_to_review() -> None:
             assert count <= 60 + max(0, phases - 11), path
         elif path.suffix == ".sbatch":
             assert count <= 40, path
-    assert sum(count for path, count in lines.items() if path.name.startswith("tf_")) <= 150
+    assert sum(count for path, count in lines.items() if path.name.startswith("tf_")) <= 190
     assert sum(lines.values()) <= 1_800
 
 

@@ -208,7 +208,7 @@ def _with_tested(found: Adopted) -> Adopted:
             return replace(found, tested=file.stem)
         if file.is_file():
             notes: list[str] = []
-            net = read_net(file, file, None, found.dialect, notes)
+            net = read_net(file, found.folder, None, found.dialect, notes)
             nets = {**found.nets, file.stem: net}
             return replace(found, tested=file.stem, nets=nets, notes=(*found.notes, *notes))
     return found

@@ -26,6 +26,7 @@ from caffe_recipes.caffe.prototxt import Document, is_kind
 from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.upgrade import upgrade_solver
 from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.quoting import hiding_foreign_text, is_quotable, refuse_foreign_names
 from caffe_recipes.recipe.model import SolverSettings
 from caffe_recipes.render.prototxts import FED_BY_PROGRAMS
 from caffe_recipes.review.diff.forms import normalize_all
@@ -37,7 +38,7 @@ from caffe_recipes.review.lint.inputs import (
     upgrade_if_old,
 )
 from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
-from caffe_recipes.review.naming import hiding_foreign_text, is_prototxt_file, refuse_foreign_names
+from caffe_recipes.review.naming import is_prototxt_file
 
 _NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none
 
@@ -63,7 +64,10 @@ def load_solvers(target: Path) -> list[Solver]:
             raise InputError(
                 target, f"cannot be read: {error.strerror}", "give a folder of solvers"
             ) from error
-    documents: list[Document[Any]] = [load_lenient(path) for path in paths]
+    documents: list[Document[Any]] = []
+    for path in paths:
+        with hiding_foreign_text(path, target):
+            documents.append(load_lenient(path))
     for document in documents:
         if is_kind(document.message, pb.MultiPhaseSolverParameter):
             what = "contains several solvers, but each phase of a recipe has its own"
@@ -87,8 +91,14 @@ def find_dialect(
             if field.name not in ("net", "train_net", "test_net"):
                 continue
             place = find_net(solver, f"{field.name}[0]" if field.is_repeated else field.name, caffe_root, "")
+            if (
+                not value
+                or place.file is None
+                or not is_quotable(place.file, Path(solver.path).parent, caffe_root)
+            ):
+                continue
             with suppress(PrototxtError):  # which is raised where the net is read
-                documents += [load_lenient(place.file)] if place.file and value else []
+                documents.append(load_lenient(place.file))
     found = recognize_dialect(documents)
     return (found[0], [found[1]]) if found else (OURS, [])
 
@@ -201,16 +211,17 @@ def _load_file(solver: Solver, field: str, caffe_root: Path | None, dialect: str
         given = solver.message.test_net[0] if index else getattr(solver.message, name)
         what = f"{name}: {given} not found, neither in the current folder nor next to the solver"
         raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
-    return read_net(place.file, solver.path, caffe_root, dialect, notes)
+    return read_net(place.file, Path(solver.path).parent, caffe_root, dialect, notes)
 
 
-def read_net(
-    file: Path, named_by: str | Path, caffe_root: Path | None, dialect: str, notes: list[str]
-) -> Net:
-    """Return the net of a file, upgraded and converted to our format; raises InputError if it cannot be."""
-    with hiding_foreign_text(file, named_by, caffe_root):
+def read_net(file: Path, folder: Path, caffe_root: Path | None, dialect: str, notes: list[str]) -> Net:
+    """Return the net of a file, upgraded and converted to our format; raises InputError if it cannot be.
+
+    `folder` is that of the solvers.
+    """
+    with hiding_foreign_text(file, folder, caffe_root):
         net: Net = load_lenient(file)  # type: ignore[assignment] # checked below
-        refuse_foreign_names(net, named_by, caffe_root)
+        refuse_foreign_names(file, net.foreign, folder, caffe_root)
         if not is_kind(net.message, pb.NetParameter):
             raise PrototxtError(file, "is not a net", "name the file of a net")
         if net.message.layers:

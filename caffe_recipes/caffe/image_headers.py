@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from caffe_recipes.limits import limit
+
 ImageShape = tuple[int, int, int]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -68,6 +70,30 @@ def jpeg_shape(data: bytes) -> ImageShape | None:
     >>> jpeg_shape(bytes.fromhex("ffd8 ffe00004abcd ffc0000b08 0007 0009 01 011100 ffd9"))
     (1, 7, 9)
     """
+    found = _jpeg_frame(data)
+    return found[1:] if found else None
+
+
+_MANY_SCANS = 20  # progressive encoders write about ten
+
+
+def describe_scans(data: bytes) -> str:
+    """Return why decoding a JPEG would take too long, or "": each scan goes through all pixels again.
+
+    Source: ITU-T T.81, B.2.3: a scan begins with the marker 0xffda, which entropy-coded data cannot contain.
+    """
+    found = _jpeg_frame(data)
+    if found is None:
+        return ""
+    at, _, height, width = found
+    scans, most = data.count(b"\xff\xda", at), limit("image-pixels")
+    if scans * height * width <= (most if scans > _MANY_SCANS else 10 * most):
+        return ""
+    return f"has {scans:,} scans of {height} x {width} pixels, more than can be decoded"
+
+
+def _jpeg_frame(data: bytes) -> tuple[int, int, int, int] | None:
+    """Return the offset of a JPEG's frame header, and its components, height and width."""
     if data[:2] != b"\xff\xd8":
         return None
     at = 2
@@ -84,7 +110,7 @@ def jpeg_shape(data: bytes) -> ImageShape | None:
             if len(frame) < 5:
                 return None
             height, width = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
-            return frame[4], height, width
+            return at, frame[4], height, width
         else:
             at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return None

@@ -65,7 +65,7 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
             echo_text(difference.diff)
         if differences:
             paths = ", ".join(f"{difference.path} ({difference.what})" for difference in differences)
-            is_stale = any(difference.what == "stale" for difference in differences)
+            is_stale = any(difference.what.startswith("stale") for difference in differences)
             stale = ", and remove stale files" if is_stale else ""
             raise CheckFailed("", paths, f"run {_command(recipes, out, dialect)}{stale}")
         echo(f"{len(files)} files are up to date")

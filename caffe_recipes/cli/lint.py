@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 from click.core import ParameterSource
@@ -144,7 +145,8 @@ def lint(
     notices: list[str] = []
     found = find_all(targets, options, notices.append)
     if is_fixing:
-        rewrites, fixed, generated = plan_fixes(found, options.max_bytes)
+        homes = [*targets, *(Path(target).parent for target in targets), options.caffe_root]
+        rewrites, fixed, generated = plan_fixes(found, homes, options.max_bytes)
         for path in generated:
             hint = "edit its recipe and run `caffe-recipes generate`"
             echo(f"skipped {path}: it is generated; {hint}", err=True)

@@ -17,7 +17,7 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, encode_pro
 from caffe_recipes.cli.options import Whole
 from caffe_recipes.files import read_pieces
 from caffe_recipes.review.columns import keep_plain
-from caffe_recipes.wording import LONGEST_LINE, one_line, printable
+from caffe_recipes.wording import LONGEST_LINE, escape_commands, one_line, printable
 
 if TYPE_CHECKING:
     from caffe_recipes.review.columns import Paint
@@ -69,9 +69,6 @@ def _style(colour: str) -> str:
     return click.style("", fg=None if bold else colour, bold=bold or None, reset=False)
 
 
-_COMMAND = re.compile(r"^(\s*+):(?=:)", re.MULTILINE)  # of GitHub's, as the log of a job obeys them
-
-
 def echo(*lines: object, err: bool = False, color: bool | None = None) -> None:
     """Print lines for people, which are at most `LONGEST_LINE` characters long.
 
@@ -81,7 +78,7 @@ def echo(*lines: object, err: bool = False, color: bool | None = None) -> None:
 
 
 def _show(line: str) -> str:
-    parts = _PAINT.split(_COMMAND.sub(r"\1\\x3a", line))  # text, colour, text, ..., text
+    parts = _PAINT.split(escape_commands(line))  # text, colour, text, ..., text
     return "".join(
         _style(part) if index % 2 else one_line(part, LONGEST_LINE, keep="\t")
         for index, part in enumerate(parts)
@@ -93,13 +90,13 @@ def echo_rows(rows: Iterable[str], *, is_command: bool = False) -> None:
 
     With `is_command`, the lines are commands of ours for the log of a job.
     """
-    shown = [printable(row if is_command else _COMMAND.sub(r"\1\\x3a", row), keep="\t") for row in rows]
+    shown = [printable(row if is_command else escape_commands(row), keep="\t") for row in rows]
     click.echo("\n".join(shown), nl=bool(shown))
 
 
 def echo_text(text: str) -> None:
     """Print the text of a file, or a part of it, whole and in its own lines, with the same escapes."""
-    click.echo(printable(_COMMAND.sub(r"\1\\x3a", text), keep="\n\t"), nl=False)
+    click.echo(printable(escape_commands(text), keep="\n\t"), nl=False)
 
 
 def terminal_width(*, in_pipes: bool = False) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import posixpath
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -30,6 +31,7 @@ from caffe_recipes.files import reading
 from caffe_recipes.limits import MOST_TAR_HEADER_BYTES, hint_at_limit, limit
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+_LONG_NUMBER = re.compile(rb"[0-9]{101}")  # which tarfile would search from each of its digits
 _COPY_HINT = "copy the archive again, and compare its digest"
 _MAX_LINKS = 40  # in a chain, as in Linux
 
@@ -58,14 +60,17 @@ def load_members(where: str, file: BinaryIO, base: int, size: int) -> dict[str, 
                         raise DataError(where, f"is truncated in '{member.name}'", _COPY_HINT)
                     found[_normalise(member.name)] = _locate(member, base, found)
             _check_end(where, part, tar.offset)
-    except tarfile.TarError as error:
+    except DataError:
+        raise
+    except (tarfile.TarError, ValueError, ArithmeticError, LookupError, RecursionError, TypeError) as error:
         part.seek(0)
         kind = _COMPRESSED.get(part.read(2))
         if kind:
             raise DataError(
                 where, f"is {kind}-compressed", "decompress it, since its images are read in random order"
             ) from None
-        raise DataError(where, f"is not a complete tar: {error}", _COPY_HINT) from None
+        what = str(error) if isinstance(error, tarfile.TarError) else "a header is malformed"
+        raise DataError(where, f"is not a complete tar: {what}", _COPY_HINT) from None
     return {name: _resolve(extent, found) for name, extent in found.items()}
 
 
@@ -136,6 +141,8 @@ class _FileSlice(io.RawIOBase):
             self._file.fileno(), left if size < 0 else min(size, left), self._start + self._position
         )
         self._position += len(data)
+        if _LONG_NUMBER.search(data):
+            raise tarfile.ReadError("a header with a number of over 100 digits")
         return data
 
 

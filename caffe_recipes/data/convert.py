@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.image_headers import describe_scans
 from caffe_recipes.data.images import Picture, Settings, picture_reader
 from caffe_recipes.limits import limit
 
@@ -147,6 +148,8 @@ def decode(data: bytes, flag: int) -> Pixels:
     """
     if data[:4] == b"GIF8":
         raise ValueError("is a GIF, which Caffe's OpenCV cannot read")
+    if excess := describe_scans(data):
+        raise ValueError(excess)
     try:
         pixels: NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     except cv2.error:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.image_headers import describe_scans
 from caffe_recipes.caffe.weights import blob_values, load_mean, mean_shape
 from caffe_recipes.errors import InputError
 from caffe_recipes.limits import limit
@@ -59,6 +60,8 @@ def decode(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
         if values.size != math.prod(shape) or not values.size:
             raise ValueError(f"holds {values.size} values, not {' x '.join(map(str, shape))}")
         return values.reshape(shape).transpose(1, 2, 0)
+    if excess := describe_scans(datum.data):
+        raise ValueError(excess)
     flag = cv2.IMREAD_UNCHANGED
     if param.force_color or param.force_gray:
         flag = cv2.IMREAD_COLOR if param.force_color else cv2.IMREAD_GRAYSCALE

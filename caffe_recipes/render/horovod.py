@@ -54,7 +54,6 @@ _RESNET = _Path(
     "RESNET_DIR",
     "tensorflow_programs of caffe-recipes, or models/official/resnet of a modified tensorflow/tpu",
 )
-_PROGRAMS = '"$RESNET_DIR" "$RESNET_DIR"/{*.py,*.pyc,*.so,__pycache__{,/*}}'
 
 
 def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
@@ -108,7 +107,7 @@ def _prepare() -> _Script:
         "Write TFRecords from ImageNet's raw images.",
         paths,
         argv,
-        2,
+        3,
         notes,
         verb="trust",
         read='"$IMAGENET_TO_GCS" "$RAW_IMAGE_DIR"',
@@ -141,7 +140,7 @@ def _train(recipe: AnyRecipe, run: HorovodRun) -> _Script:
         f"{describe_count(run.intra_threads, 'thread')} in each.",
     )
     title = f"Train on {cluster.ranks} workers, {cluster.global_batch:,} images per step."
-    return _Script("tf_train.sh", title, paths, argv, 7, notes, imports=True, read=f'{_PROGRAMS} "$data"')
+    return _Script("tf_train.sh", title, paths, argv, 8, notes, imports=True, read='"$data"')
 
 
 def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
@@ -162,9 +161,7 @@ def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
     batches = -(-images // testing.batch_size)
     title = f"Test the model on one node: {batches} batches of {testing.batch_size}, {images:,} images."
     notes = ("`caffe-recipes tf log FILE` reads its output.",)
-    return _Script(
-        "tf_evaluate.sh", title, paths, argv, 2, notes, settings, read=f'{_PROGRAMS} "$VALIDATION_DIR"'
-    )
+    return _Script("tf_evaluate.sh", title, paths, argv, 3, notes, settings, read='"$VALIDATION_DIR"')
 
 
 def _var(name: str) -> str:

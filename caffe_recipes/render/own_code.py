@@ -106,8 +106,9 @@ class _Files(MetaPathFinder, Loader):
     """Find and run the modules next to a recipe, from the same bytes whose digest is compared or recorded.
 
     They take precedence over installed modules, except the standard library's, and are read as source, never
-    as bytecode. `root` is the module that the recipe names; it may have the name of a standard module. Files
-    are opened below `given`, the path by which the user named the folder, so that its links are checked.
+    as bytecode; nothing else below them can be imported. `root` is the module that the recipe names; it may
+    have the name of a standard module. Files are opened below `given`, the path by which the user named the
+    folder, so that its links are checked.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class _Files(MetaPathFinder, Loader):
         self._known = known or {}
         self.refused: tuple[str, str] | None = None
         self.ran: dict[str, str] = {}
-        self._installed = [entry for entry in sys.path if os.path.isabs(entry)]  # noqa: PTH117 - text
+        self._installed = [entry for entry in sys.path if os.path.isabs(entry) and _real(entry) != folder]  # noqa: PTH117 - text
 
     def read(self, file: Path) -> tuple[str, bytes, str]:
         """Return a file's path relative to the folder, its bytes and their digest; raises OSError.
@@ -154,14 +155,15 @@ class _Files(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         root = name.partition(".")[0]
         if not self.is_own_root(root):
-            return None if path is not None else self._find_elsewhere(name)
+            return self._find_elsewhere(name, path)
         file = self.file_of(name)
         if file is None:
             below = self.folder.joinpath(*name.split("."))
-            spec = ModuleSpec(name, None, is_package=True) if below.is_dir() else None
-            if spec is not None:
-                spec.submodule_search_locations = [str(below)]
-            return spec
+            if not below.is_dir():
+                self._refuse_without_source(name, path)
+            namespace = ModuleSpec(name, None, is_package=True)
+            namespace.submodule_search_locations = [str(below)]
+            return namespace
         shown, data, digest = self.read(file)
         if self._consent.level == "recorded" and self._known.get(shown) != digest:
             what = (
@@ -199,17 +201,46 @@ class _Files(MetaPathFinder, Loader):
                 return found
         return PathFinder.find_spec(name, self._installed)
 
-    def _find_elsewhere(self, name: str) -> ModuleSpec | None:
-        """Find an installed module; one in a folder that the code itself added to `sys.path` is refused."""
-        found = self._find_installed(name)
-        if found is None and PathFinder.find_spec(name) is not None:
+    def _find_elsewhere(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """Find an installed module; one in a folder that the code itself added to `sys.path` is refused.
+
+        So is one below such a folder, by which Python extends an installed package that is a namespace.
+        """
+        if path is None:
+            found = self._find_installed(name)
+        else:
+            kept = [entry for entry in path if not self._is_added(entry)]
+            if len(kept) == len(path) or name.partition(".")[0] == _OURS:
+                return None
+            found = PathFinder.find_spec(name, kept)
+        if found is None and PathFinder.find_spec(name, path) is not None:
             what = f"it imports '{name}', which is neither next to the recipe nor installed"
             self._refuse(what, "put it next to the recipe")
         return found
 
+    def _is_added(self, entry: str) -> bool:
+        """Return whether a folder is below the recipe's, or one added to `sys.path`, and not installed."""
+        added = {self.folder, *(_real(each) for each in sys.path if each not in self._installed)}
+        folders = {_real(entry), *_real(entry).parents}
+        return not added.isdisjoint(folders) and folders.isdisjoint(map(_real, self._installed))
+
+    def _refuse_without_source(self, name: str, path: Sequence[str] | None) -> NoReturn:
+        """Raise ImportError for a module below one next to the recipe: no other finder may look for it."""
+        found = PathFinder.find_spec(name, path)
+        if found is None or not found.origin:
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+        shown = os.path.relpath(found.origin, self.folder)
+        is_source = found.origin.endswith(".py")  # elsewhere, by a `__path__` that the code sets
+        what = "outside the recipe's folder" if is_source else "not source"
+        self._refuse(f"it imports '{name}', but {shown} is {what}", "put its source next to the recipe")
+
     def _refuse(self, what: str, hint: str) -> NoReturn:
         self.refused = self.refused or (what, hint)
         raise ImportError(what)
+
+
+def _real(path: str) -> Path:
+    return Path(os.path.realpath(path))
 
 
 # Imports change the whole process, and a run builds its nets in several threads.

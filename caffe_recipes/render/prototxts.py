@@ -7,6 +7,7 @@ a function in a module next to the recipe.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from caffe_recipes.caffe.text.comments import Comment
 from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.upgrade import upgrade_net
 from caffe_recipes.errors import PrototxtError, RecipeError
+from caffe_recipes.quoting import hiding_foreign_text
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter
 from caffe_recipes.recipe.model import NetVariant, Phase, RandomAspectRatio, Recipe
 from caffe_recipes.render.headers import above_net, above_solver, beside_fields, header_line, shared_lines
@@ -210,8 +212,11 @@ def load_own_net(recipe: Recipe) -> pb.NetParameter:
 
 def _load_nets(recipe: Recipe) -> Document[pb.NetParameter]:
     """Return the prototxts of a recipe's net as one document."""
-    files = [load_lenient(recipe.folder / file) for file in recipe.net.files]
-    return join_own_nets(files, recipe.net.dialect or OURS)
+    paths = [recipe.folder / file for file in recipe.net.files]
+    with ExitStack() as hidden:  # a recipe may name any file of this machine
+        for path in paths:
+            hidden.enter_context(hiding_foreign_text(path, recipe.folder))
+        return join_own_nets([load_lenient(path) for path in paths], recipe.net.dialect or OURS)
 
 
 def join_own_nets(documents: Sequence[Document[Any]], dialect: str) -> Document[pb.NetParameter]:

@@ -20,6 +20,7 @@ from caffe_recipes.files import (
     render_unified,
     write_whole,
 )
+from caffe_recipes.quoting import is_quotable
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
@@ -44,8 +45,7 @@ def find_differences(files: Mapping[str, str], out: Path) -> list[StaleFile]:
     """
     found = [difference for path, text in files.items() for difference in _compare(path, text, out)]
     return found + [
-        StaleFile(path, "stale", render_unified(path, _read(out / path), None))
-        for path in find_stale(files, out)
+        _differing(path, "stale", _read(out / path), None, out) for path in find_stale(files, out)
     ]
 
 
@@ -118,9 +118,16 @@ def _compare(path: str, text: str, out: Path) -> Iterator[StaleFile]:
     if on_disk is None:
         yield StaleFile(path, "missing", render_unified(path, None, text))
     elif on_disk != text:
-        yield StaleFile(path, "changed", render_unified(path, on_disk, text))
+        yield _differing(path, "changed", on_disk, text, out)
     elif _is_script(path) and not (out / path).stat().st_mode & stat.S_IXUSR:
         yield StaleFile(path, "not executable")
+
+
+def _differing(path: str, what: str, before: str | None, after: str | None, out: Path) -> StaleFile:
+    """Return a file with its difference, but not with the text of another one that a link leads to."""
+    if is_quotable(out / path, out):
+        return StaleFile(path, what, render_unified(path, before, after))
+    return StaleFile(path, f"{what}: it is a link to a file outside {out}")
 
 
 def _is_script(path: str) -> bool:

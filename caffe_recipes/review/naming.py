@@ -13,17 +13,13 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
-from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.errors import InputError
 from caffe_recipes.files import read_bytes
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
-
-if TYPE_CHECKING:
-    from caffe_recipes.caffe.prototxt import Document
 
 Kind = Literal["recipe", "net", "file", "folder"]
 
@@ -244,57 +240,6 @@ def is_pipe_or_device(path: str | Path) -> bool:
 def refuse_unreadable(error: OSError) -> NoReturn:
     """Raise InputError for a folder that os.walk cannot list, and would skip silently."""
     raise InputError(error.filename, f"cannot be read: {error.strerror}", "check its permissions") from None
-
-
-def real_path(path: str | Path) -> Path:
-    """Resolve the links in a path as far as possible; unlike `Path.resolve`, does not raise for loops."""
-    return Path(os.path.realpath(path))
-
-
-_HIDDEN = "is not a prototxt that can be read", "give the file itself, to see why"
-
-
-@contextmanager
-def hiding_foreign_text(file: Path, named_by: str | Path, caffe_root: Path | None = None) -> Iterator[None]:
-    """Hide why a file is not a prototxt, which quotes its text, unless it is one of the user's files.
-
-    A solver may name any file of this machine, or a link in its folder may lead to one, and the log of a CI
-    job may be public. `_is_of_user` defines the user's files, for the folder of `named_by`.
-    """
-    try:
-        yield
-    except PrototxtError:
-        if _is_of_user(file, Path(named_by).absolute().parent, caffe_root):
-            raise
-        raise PrototxtError(file, *_HIDDEN) from None
-
-
-def refuse_foreign_names(
-    document: Document[Any], named_by: str | Path, caffe_root: Path | None = None
-) -> None:
-    """Raise PrototxtError for names that our Caffe does not have in a file that is not one of the user's.
-
-    Reporting them would quote its text; see `hiding_foreign_text`.
-    """
-    file = Path(document.path)
-    if document.foreign and not _is_of_user(file, Path(named_by).absolute().parent, caffe_root):
-        raise PrototxtError(file, *_HIDDEN)
-
-
-def refuse_foreign_link(file: str | Path, folder: str | Path) -> None:
-    """Raise PrototxtError for a file found in a folder that is a link to one that is not the user's.
-
-    For commands that print the text or the values of what they find; see `hiding_foreign_text`.
-    """
-    if "\0" not in str(file) and not _is_of_user(Path(file), Path(folder)):  # nothing has such a name
-        raise PrototxtError(file, "is a link to a file outside its folder", "give the file itself")
-
-
-def _is_of_user(file: Path, folder: Path, caffe_root: Path | None = None) -> bool:
-    """Return whether a file is in a folder, its git repository, the current folder or the Caffe root."""
-    home = real_path(folder.absolute())
-    repository = next((one for one in (home, *home.parents) if (one / ".git").exists()), home)
-    return any(real_path(file).is_relative_to(real_path(one)) for one in (repository, "", caffe_root or ""))
 
 
 def _roots(home: Path, given: str) -> Iterator[Path]:

@@ -30,8 +30,9 @@ from caffe_recipes.caffe.text.comments import comment_text
 from caffe_recipes.caffe.text.tokens import TOKEN, line_column
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import render_unified, write_whole
+from caffe_recipes.quoting import Home, is_quotable, refuse_foreign_link
 from caffe_recipes.review.lint.rules import Finding, Fix, split_place
-from caffe_recipes.review.naming import refuse_foreign_link, walk_prototxts
+from caffe_recipes.review.naming import walk_prototxts
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,11 @@ _Edit = tuple[int, int, str]  # start, end, new text
 
 
 def plan_fixes(
-    findings: Sequence[Finding], max_bytes: int = MOST_BYTES
+    findings: Sequence[Finding], homes: Sequence[Home], max_bytes: int = MOST_BYTES
 ) -> tuple[list[Rewrite], list[Finding], list[str]]:
     """Return the fixed files, the fixed findings, and generated files, whose findings only a recipe can fix.
 
-    Skips accepted findings.
+    Skips accepted findings, and files that are in none of `homes`, as `is_quotable` says.
 
     Raises InputError for a file that is not a regular file of this user, and PrototxtError if a fixed file
     could no longer be parsed.
@@ -132,6 +133,8 @@ def plan_fixes(
             by_path.setdefault(split_place(found.fixes[0].where)[0], []).append(found)
     rewrites, fixed, generated = [], [], []
     for path, wanted in by_path.items():
+        if not is_quotable(path, *homes):
+            continue
         text = read_prototxt(path, max_bytes)
         if is_generated(text):
             generated.append(path)

@@ -5,6 +5,7 @@ A phase is a solver. It starts from a caffemodel, and resumes from a solverstate
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import posixpath
@@ -40,13 +41,15 @@ from caffe_recipes.render.prototxts import build_solver
 from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.render.tree import generate, placed_paths
 from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
-from caffe_recipes.run.trainer import Attempt, Checkpoint, Testing, Trainer, Training, Trial
+from caffe_recipes.run.trainer import Attempt, Checkpoint, LockFree, Testing, Trainer, Training, Trial
 from caffe_recipes.wording import shorten
 
 if TYPE_CHECKING:
     from caffe_recipes.review.lint.rules import Finding
 
-_SOLVER, _WEIGHTS, _SNAPSHOT = "--solver=", "--weights=", "--snapshot="
+_SOLVER, _WEIGHTS, _SNAPSHOT, _NET = "--solver=", "--weights=", "--snapshot=", "--model="
+# The paths in a prototxt of ours that may lead to an LMDB.
+_PATHS = re.compile(r'^(\s*(?:net|train_net|test_net|source): )"([^"\\\n]*)"', re.MULTILINE)
 _MODEL, _STATE = ".caffemodel", ".solverstate"
 STATE_NAME = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
 _HINT = "resume from another checkpoint, or start the phase over"
@@ -95,7 +98,7 @@ class Caffe(Trainer):
             weights = _snapshot_path(phase, folder)
             arguments = (
                 "test",
-                f"--model={self.recipe.net_path(net)}",
+                f"{_NET}{self.recipe.net_path(net)}",
                 f"{_WEIGHTS}{weights}",
                 f"--iterations={iterations}",
             )
@@ -236,6 +239,38 @@ class Caffe(Trainer):
             kept = (word for word in arguments if not word.startswith(_WEIGHTS))
             arguments = (*kept, f"{_SNAPSHOT}{checkpoint.state_path}")
         return arguments, more
+
+    def avoid_locks(
+        self, arguments: tuple[str, ...], files: Mapping[str, str], root: Path, folder: str
+    ) -> LockFree:
+        """Return arguments that read an LMDB of another user through a folder of ours, with only data.mdb.
+
+        liblmdb opens the lock.mdb beside it for writing, which its owner could replace by a link to a file of
+        ours at any time.
+        """
+        copies, links = dict[str, str](), dict[str, Path]()
+
+        def copy(path: str) -> str:
+            text = _PATHS.sub(lambda found: f'{found[1]}"{replace_path(found[2])}"', files.get(path, ""))
+            if text == files.get(path, ""):
+                return path
+            copies[f"{folder}/{path.lstrip('/')}"] = text
+            return f"{folder}/{path.lstrip('/')}"
+
+        def replace_path(path: str) -> str:
+            data = _find_foreign(root / path)
+            if data is None:
+                return copy(path)
+            own = f"{folder}/{hashlib.sha256(os.fsencode(data)).hexdigest()[:16]}"
+            links[f"{own}/{DATA}"] = data
+            return own
+
+        words = [word.partition("=") for word in arguments]
+        read = tuple(
+            f"{option}={copy(path)}" if f"{option}=" in (_SOLVER, _NET) else f"{option}{equals}{path}"
+            for option, equals, path in words
+        )
+        return LockFree(read, copies, links)
 
     def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
         """Return the argument that identifies the trainer of rank 0, which writes a snapshot on SIGHUP."""
@@ -467,6 +502,16 @@ def find_ignored_learned(ignored: Iterable[str], weights: Path) -> list[str]:
         return []
     learned = {layer.name for layer in load_weights(weights).layer if layer.blobs}
     return [name for name in names if name in learned]
+
+
+def _find_foreign(folder: Path) -> Path | None:
+    """Return the data of an LMDB in which another user than root can replace files; None for other paths."""
+    try:
+        data = folder / DATA
+        owners = {data.stat().st_uid, folder.stat().st_uid}
+    except (OSError, ValueError):
+        return None
+    return data.resolve() if owners - {0, os.geteuid()} else None
 
 
 def render_checkpoint_solver(text: str, every: int) -> str:

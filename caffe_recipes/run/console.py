@@ -28,7 +28,7 @@ from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
 from caffe_recipes.units import describe_duration, write_clock
-from caffe_recipes.wording import one_line, printable
+from caffe_recipes.wording import escape_commands, one_line, printable
 
 # The shortest time between two progress lines where there is no terminal.
 PROGRESS_INTERVAL_S = 5.0
@@ -42,13 +42,22 @@ _SHORTEST_BAR, _LONGEST_BAR = 6, 20
 
 
 class SafeConsole(Console):
-    """A console that prints only the printable characters of any text, besides its own control codes."""
+    """A console that prints only the printable characters of any text, besides its own control codes.
+
+    Nor does it print a text that the log of a job would obey, at the start of a line.
+    """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as rich does, without unprintable characters."""
+        """Render as rich does, without unprintable characters and commands."""
+        begun = ""  # the line so far, of whose parts each may have a colour
         for segment in super().render(renderable, options):
-            text = segment.text if segment.control else printable(segment.text, keep="\n")
-            yield segment._replace(text=text)
+            if segment.control:
+                yield segment
+                continue
+            text = printable(segment.text, keep="\n")
+            head, newline, rest = text.partition("\n") if begun.strip() else ("", "", text)
+            begun = f"{begun}{text}".rpartition("\n")[2]
+            yield segment._replace(text=f"{head}{newline}{escape_commands(rest)}")
 
 
 class _Stream:

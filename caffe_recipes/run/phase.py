@@ -299,7 +299,19 @@ def _arguments(run: Run, training: Training, checkpoint: Checkpoint | None) -> t
         training, checkpoint, every, run.plan.files, folder
     )
     _write(run, files)
-    return arguments
+    return _avoid_locks(run, arguments, files)
+
+
+def _avoid_locks(run: Run, arguments: tuple[str, ...], files: Mapping[str, str]) -> tuple[str, ...]:
+    """Write what a trainer needs to open no lock file of another user; return its arguments."""
+    setting, placed = run.setting, {**run.plan.files, **files}
+    avoided = setting.trainer.avoid_locks(arguments, placed, setting.root, f"{run.folder}/data")
+    for path, target in avoided.links.items():
+        run.path(path).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # of an earlier launch; its folder is named after the target
+            run.path(path).symlink_to(target)
+    _write(run, avoided.files)
+    return avoided.arguments
 
 
 def _write(run: Run, files: Mapping[str, str]) -> None:
@@ -482,7 +494,8 @@ def _run_test(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None
     """Run a test process to its end, or end it if its log stalls; return the log, and how it stalled."""
     setting, tail, pace = run.setting, run.read_log(log), LogPace(run.setting.policy.stall_s)
     stalled: str | None = None
-    argv = setting.trainer_argv((*testing.arguments, *setting.chosen.arguments))
+    arguments = _avoid_locks(run, testing.arguments, {})
+    argv = setting.trainer_argv((*arguments, *setting.chosen.arguments))
     environment = {**setting.environment, **testing.environment}
     make_room(run.path(log), run.notify)
     trainer = TrainerProcess(run.path(log))

@@ -49,6 +49,7 @@ from caffe_recipes.run.trainer import Attempt, Checkpoint, Testing, Trainer, Tra
 from caffe_recipes.tensorflow.logs import parse_evaluations
 from caffe_recipes.tensorflow.records import deal_files
 from caffe_recipes.tensorflow.run import (
+    TOO_OLD,
     Misspelt,
     Records,
     checkout,
@@ -66,6 +67,7 @@ _STATE_NAME = re.compile(r".*/model\.ckpt-([0-9]{1,10})\.index", re.DOTALL)
 _CHECKPOINT_NAME = re.compile(r"model\.ckpt-([0-9]{1,10})\..+")
 _RATES = "tf_rates.py"
 _STARTED = ("resnet_main.py", "resnet_eval.py")
+_TOO_OLD = "is older than Python 3.11, which the programs need"
 _FLAG = re.compile(r"(.+\.py): (.*flag.*)", re.IGNORECASE)
 _HINT = "resume from another checkpoint, or start over with --new"
 # Run by each rank: prints its number and the number of ranks.
@@ -137,11 +139,16 @@ class TensorFlow(Trainer):
         return found
 
     def environment(self, root: Path) -> dict[str, str]:
-        """Return the environment variables of every process. tf_rates.py is found by PYTHONPATH."""
-        folders = [str(root / self._folder), *_own_programs(), os.environ.get("PYTHONPATH", "")]
+        """Return the environment variables of every process.
+
+        The programs and tf_rates.py are imported by PYTHONPATH alone. An empty or relative path of the user's
+        would be the working folder, or one below it, and is left out.
+        """
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        folders = [str(root / self._folder), *_own_programs(), *(path for path in given if path[:1] == "/")]
         quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")
         return {
-            "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+            "PYTHONPATH": os.pathsep.join(folders),
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": quiet,
         }
@@ -223,8 +230,8 @@ class TensorFlow(Trainer):
     def read_back(self, training: Training) -> Testing | None:
         """Return a process that loads the fetched checkpoint, since this package runs without TensorFlow."""
         path = training.fetched.removesuffix(_STATE)
-        words = [word for word in training.arguments[1:] if not word.startswith("--data_dir")]
-        arguments = (self._checker, *words, "--data_dir=.", f"--checkpoint={path}")
+        words = [word for word in training.arguments[2:] if not word.startswith("--data_dir")]
+        arguments = ("-P", self._checker, *words, "--data_dir=.", f"--checkpoint={path}")
         return Testing(STEP, STEP, arguments, training.fetched, 0)
 
     def main_line(self) -> frozenset[str]:
@@ -314,9 +321,9 @@ class TensorFlow(Trainer):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The programs, and the modules and bytecode beside those that RESNET_DIR names."""
-        own = [path for folder in map(Path, _own_programs()) for path in (folder, *_modules_in(folder))]
-        return (*self.files(), *map(str, own))
+        """The programs, and all that they could import from beside those that RESNET_DIR names."""
+        own = [path for folder in _own_programs() for path in (folder, *_modules_in(folder))]
+        return (self._folder, *self.files(), *own)
 
     def unknown_flags(self) -> tuple[Misspelt, ...]:
         """Return the recipe's flags that the programs do not know; none if RESNET_DIR names others."""
@@ -424,10 +431,10 @@ class TensorFlow(Trainer):
         given = (self.steps("run")[0].arguments, self.testings("run")[0].arguments)
         ours = {} if _own_programs() else dict(program_texts())
         tried = [
-            [name if ours else words[0], *words[1:]] for name, words in zip(_STARTED, given, strict=True)
+            [name if ours else words[1], *words[2:]] for name, words in zip(_STARTED, given, strict=True)
         ]
         all_well = "imports both libraries, and the programs know their flags"
-        attempts = {"the programs": ("trial.py", json.dumps(tried))}
+        attempts = {"the programs": ("-P", "trial.py", json.dumps(tried))}
         return Trial({"trial.py": _TRIAL, **ours}, attempts, all_well)
 
     def judge(self, attempt: Attempt, limit_s: float) -> str | None:
@@ -437,6 +444,8 @@ class TensorFlow(Trainer):
             return None
         if attempt.code in (124, 137):
             return f"does not import TensorFlow and Horovod within {limit_s:.0f} s"
+        if TOO_OLD in lines:
+            return f"{_TOO_OLD}; {self.failure_hint}"
         last = lines[-1][:200] if lines else f"returned {attempt.code}"
         if (known := _FLAG.match(last)) is not None:
             return f"cannot start {known[1]}: {known[2]}; correct tensorflow.flags, or RESNET_DIR"
@@ -444,7 +453,7 @@ class TensorFlow(Trainer):
 
     def world_arguments(self) -> tuple[str, ...]:
         """Return arguments that make each rank print `caffe-recipes: rank R of N`."""
-        return ("-c", _PRINT_RANK)
+        return ("-P", "-c", _PRINT_RANK)
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
         """Return the accuracies; empty unless all images were evaluated with the model of the last step."""
@@ -537,6 +546,8 @@ class ProgramLog(LogSummary):
         """Process one more line; return its last event, if it has any."""
         rank, text = split_rank(line.rstrip("\r\n"))
         found = _LINE.fullmatch(text)
+        if text == TOO_OLD:
+            text = f"FATAL Python {_TOO_OLD}"
         complaint = None if found else _COMPLAINT.fullmatch(text)
         if complaint:
             self.fatal = self.fatal or complaint[1]
@@ -609,12 +620,24 @@ def _arguments_of(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(argv[argv.index("python") + 1 :])
 
 
-# What Python imports from a program's folder; it runs bytecode in place of the source of that name.
-_MODULES = ("*.py", "*.pyc", "*.so", "__pycache__", "__pycache__/*.pyc")
+# What Python imports from a folder, beside packages; it runs bytecode in place of the source of that name.
+_MODULES = (".py", ".pyc", ".so")
 
 
-def _modules_in(folder: Path) -> list[Path]:
-    return sorted(path for pattern in _MODULES for path in folder.glob(pattern))
+def _modules_in(folder: str) -> list[str]:
+    """Return the modules in a folder and in its packages, and the folders of these, also behind links."""
+    found: list[str] = []
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        where = os.path.realpath(place)
+        if where in seen:  # by a link to a folder above it
+            folders.clear()
+            continue
+        seen.add(where)
+        folders[:] = [name for name in folders if name.isidentifier()]
+        modules = (name for name in names if name.endswith(_MODULES))
+        found += [f"{place}/{name}" for name in (*folders, *modules)]
+    return sorted(found)
 
 
 def _own_programs() -> tuple[str, ...]:

@@ -116,6 +116,15 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class LockFree:
+    """Arguments of a trainer with the files, {path: text}, and links, {path: target}, that they need."""
+
+    arguments: tuple[str, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Trial:
     """A short test of a trainer on one host: files for a temporary folder, and the arguments of each attempt.
 
@@ -292,6 +301,15 @@ class Trainer(Protocol):
         The launch resumes `checkpoint` unless that is None, and writes a checkpoint every `every` iterations
         unless that is None. `files` are those that the run has placed; new ones go into `folder`.
         """
+
+    def avoid_locks(
+        self, arguments: tuple[str, ...], files: Mapping[str, str], root: Path, folder: str
+    ) -> LockFree:
+        """Return how to read the data of other users without opening their lock files.
+
+        `files` are those that the arguments name; new ones go into `folder`.
+        """
+        return LockFree(arguments)
 
     def set_aside(self, root: Path, training: Training, checkpoint: Checkpoint | None) -> Iterator[str]:
         """Move away any checkpoint that the program would resume instead of `checkpoint`.

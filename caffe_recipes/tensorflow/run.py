@@ -138,13 +138,18 @@ class TensorFlowRun(HorovodRun):
     data: RecordData
 
 
+# Python 3.11, and without the folders of the program and of the caller among those that it imports from.
+_PYTHON = ("python", "-P")
+TOO_OLD = "Unknown option: -P"  # as an older Python says
+
+
 def prepare_argv(script: str, raw_data_dir: str, local_scratch_dir: str) -> tuple[str, ...]:
     """Return the argv that builds TFRecords from ImageNet's raw images, with classes shuffled across files.
 
     >>> " ".join(prepare_argv("imagenet_to_gcs.py", "raw", "records"))
-    'python imagenet_to_gcs.py --raw_data_dir raw --local_scratch_dir records'
+    'python -P imagenet_to_gcs.py --raw_data_dir raw --local_scratch_dir records'
     """
-    return ("python", script, "--raw_data_dir", raw_data_dir, "--local_scratch_dir", local_scratch_dir)
+    return (*_PYTHON, script, "--raw_data_dir", raw_data_dir, "--local_scratch_dir", local_scratch_dir)
 
 
 def train_argv(
@@ -160,7 +165,7 @@ def train_argv(
 ) -> tuple[str, ...]:
     """Return the argv that trains on `workers` Horovod ranks, with a global batch of `batch` images."""
     return (
-        *("mpirun", "-np", str(workers), "-ppn", str(per_node), "python", script),
+        *("mpirun", "-np", str(workers), "-ppn", str(per_node), *_PYTHON, script),
         *("--train_batch_size", str(batch)),
         *("--train_steps", str(run.schedule.steps)),
         *("--num_intra_threads", str(run.intra_threads), "--num_inter_threads", str(run.inter_threads)),
@@ -185,7 +190,8 @@ def evaluate_argv(
     evaluation = run.evaluation
     threads = (str(evaluation.intra_threads), "--num_inter_threads", str(evaluation.inter_threads))
     return (
-        *("python", script),
+        *_PYTHON,
+        script,
         *("--eval_batch_size", str(evaluation.batch_size)),
         *("--num_intra_threads", *threads),
         f"--data_dir={data_dir}",

@@ -19,12 +19,22 @@ for name in RESNET_DIR TRAIN_DIR MODEL_DIR; do
 done
 [[ -f "$RESNET_DIR"/resnet_main.py ]] ||
   { printf 'tf-256n-90ep: %s not found; check RESNET_DIR\n' "$RESNET_DIR"/resnet_main.py >&2; exit 2; }
-export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" # for tf_rates.py, beside this script on every node
+programs=$(unset CDPATH && cd "$(dirname "$RESNET_DIR"/resnet_main.py)" && pwd)
+modules=("$programs") # and all that Python could import from there
+while IFS= read -r -d '' path; do modules+=("$path"); done < <(find -L "$programs" -mindepth 1 \
+  -type d -name '*[-.]*' -prune -o \( -type d -o -name '*.py' -o -name '*.pyc' -o -name '*.so' \) -print0)
 data=$TRAIN_DIR
 [[ -e $data ]] || data=$here # it is on the nodes, where each rank checks it
-trust=$(sh "$here/../lib/node.sh" read "$MODEL_DIR"/model_batch_24k_90ep "$here" "$RESNET_DIR" "$RESNET_DIR"/{*.py,*.pyc,*.so,__pycache__{,/*}} "$data") || { printf 'tf-256n-90ep: start tf_train.sh by its path, beside jobs/lib\n' >&2; exit 2; }
-[[ $trust == *': trusted' ]] || { printf 'tf-256n-90ep: %s: %s; use a folder of your own\n' "$MODEL_DIR"/model_batch_24k_90ep "${trust##*: refused }" >&2; exit 2; }
-exec mpirun -np 512 -ppn 2 python "$RESNET_DIR"/resnet_main.py \
+trust=$(sh "$here/../lib/node.sh" read "$MODEL_DIR"/model_batch_24k_90ep "$here" "$here" "${modules[@]}" "$data") || { printf 'tf-256n-90ep: start tf_train.sh by its path, beside jobs/lib\n' >&2; exit 2; }
+[[ $trust == $'\ncaffe-recipes: trusted' ]] || { printf 'tf-256n-90ep: %s: %s; use a folder of your own\n' "$MODEL_DIR"/model_batch_24k_90ep "${trust#*: refused }" >&2; exit 2; }
+
+# With -P, Python imports nothing from the working folder, and from beside the program by this path alone.
+IFS=: read -ra given <<<"${PYTHONPATH-}:"
+PYTHONPATH=$programs:$here # with tf_rates.py, beside this script on every node
+for path in "${given[@]}"; do [[ $path != /* ]] || PYTHONPATH+=:$path; done
+export PYTHONPATH
+python -P -c '' 2>/dev/null || { printf 'tf-256n-90ep: python is not found, or is older than Python 3.11; activate a newer one\n' >&2; exit 2; }
+exec mpirun -np 512 -ppn 2 python -P "$RESNET_DIR"/resnet_main.py \
   --train_batch_size 24576 --train_steps 4680 --num_intra_threads 22 --num_inter_threads 2 \
   --data_dir="$TRAIN_DIR" \
   --model_dir "$MODEL_DIR"/model_batch_24k_90ep --use_tpu=False --kmp_blocktime 1

@@ -77,6 +77,17 @@ def test_an_index_beyond_the_end_is_an_index_error(tmp_path: Path) -> None:
         read[1]
 
 
+def test_no_lock_file_is_opened_that_a_link_leads_elsewhere(tmp_path: Path) -> None:
+    lmdb_folder = build(tmp_path / "lmdb", [raw(0)])
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"mine")
+    (lmdb_folder / "lock.mdb").unlink(missing_ok=True)
+    (lmdb_folder / "lock.mdb").symlink_to(kept)
+    with open_datums(lmdb_folder) as datums:
+        assert len(list(datums)) == 1
+    assert kept.read_bytes() == b"mine"
+
+
 def test_opening_and_reading_write_nothing_beside_the_data(tmp_path: Path) -> None:
     path = build(tmp_path / "lmdb", [raw(0), raw(1)])
     before = (path / "data.mdb").read_bytes()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from datetime import datetime
 from pathlib import Path
@@ -55,6 +56,17 @@ def test_without_runs_the_searched_folder_is_named(tmp_path: Path) -> None:
     start = "start one with `caffe-recipes run NAME` or `caffe-recipes submit NAME`"
     hint = f"{start}, or give the folder that contains `runs` with --caffe-root\n"
     assert call(tmp_path).stdout == f"no runs in {tmp_path}/runs; {hint}"
+
+
+def test_no_name_of_a_run_becomes_a_workflow_command_in_a_job_log(root: Path) -> None:
+    for index, command in enumerate(("::add-mask::1", "::error::x"), 3):
+        copy = root / "runs" / f"{command}-{index}"
+        shutil.copytree(root / "runs/small-2", copy)
+        for words in (["status"], ["status", copy.name], ["attach", "--once", copy.name]):
+            done = call_main(*words, cwd=root)
+            lines = f"{done.stdout}\n{done.stderr}".splitlines()
+            assert not [line for line in lines if line.lstrip().startswith("::")], words
+        assert r"\x3a:" in call(root).stdout
 
 
 def test_programs_read_json(root: Path) -> None:

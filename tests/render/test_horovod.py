@@ -50,6 +50,11 @@ PATHS = {
     "VALIDATION_DIR": "<path-to-local-scratch-validation-dir>",
     "MODEL_DIR": "<path-to-model-dir>",
 }
+PROGRAMS = {
+    "imagenet_to_gcs.py": "IMAGENET_TO_GCS",
+    "resnet_main.py": "RESNET_DIR",
+    "resnet_eval.py": "RESNET_DIR",
+}
 # Stands in for both programs: writes down its settings, its name and its words, one a line.
 RECORDER = """#!/bin/bash
 exec >"$RECORD"
@@ -60,22 +65,26 @@ printf '%s' "${PYTHONPATH-}" >"$RECORD.path"
 
 
 def run_script(
-    folder: Path, name: str, paths: dict[str, str], *, has_program: bool = True
+    folder: Path, name: str, paths: dict[str, str], *, has_program: bool = True, **more: str
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     """Run a generated script from another folder, with recorders in place of its programs."""
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     for program in ("python", "mpirun"):
-        (programs / program).write_text(RECORDER)
-        (programs / program).chmod(0o755)
-    if has_program:
-        (programs / paths["RESNET_DIR"]).mkdir(parents=True, exist_ok=True)
-        (programs / paths["RESNET_DIR"] / "resnet_main.py").touch()
+        if not (programs / program).exists():
+            (programs / program).write_text(RECORDER)
+            (programs / program).chmod(0o755)
+    for needed, variable in PROGRAMS.items() if has_program else ():
+        file = programs / paths[variable]
+        file = file if variable == "IMAGENET_TO_GCS" else file / needed
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            file.touch()
     script = folder / FOLDER / name
     for path in (f"{FOLDER}/{name}", "jobs/lib/node.sh"):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(FILES[path])
-    environment = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(folder / "record"), **paths}
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(folder / "record"), **paths, **more}
     done = subprocess.run(
         ["bash", str(script)], cwd=programs, env=environment, capture_output=True, text=True, timeout=600
     )
@@ -86,7 +95,7 @@ def run_script(
 def test_a_script_gives_its_programs_the_arguments_of_the_source(tmp_path: Path, name: str) -> None:
     done, record = run_script(tmp_path, name, PATHS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert record.read_text().splitlines() == shlex.split(COMMANDS[name])
+    assert record.read_text().splitlines() == shlex.split(COMMANDS[name].replace("python ", "python -P "))
 
 
 @pytest.mark.skipif(not SOURCE.is_file(), reason="the source's text is not here; its words are held above")
@@ -103,7 +112,10 @@ def test_paths_with_blanks_and_quotes_stay_whole(tmp_path: Path, name: str) -> N
     expected = COMMANDS[name]
     for variable, path in sorted(PATHS.items(), key=lambda item: -len(item[1])):
         expected = expected.replace(path, f"\0{variable}\0")
-    words = [re.sub("\0(\\w+)\0", lambda match: odd[match[1]], word) for word in expected.split()]
+    words = [
+        re.sub("\0(\\w+)\0", lambda match: odd[match[1]], word)
+        for word in expected.replace("python ", "python -P ").split()
+    ]
     assert record.read_text().splitlines() == words
 
 
@@ -135,6 +147,8 @@ def test_no_script_uses_what_another_user_could_have_put_there(tmp_path: Path, n
         planted = tmp_path / "bin" / path
         if variable == "MODEL_DIR":
             planted /= "model_batch_24k_90ep"
+        if variable == "IMAGENET_TO_GCS":
+            planted.touch()
         if not planted.exists():
             planted.mkdir(parents=True)
         mode = planted.stat().st_mode
@@ -169,7 +183,7 @@ def test_the_hosts_are_named_in_either_hydra_s_variable() -> None:
 
 def test_training_finds_the_schedule_beside_its_script(tmp_path: Path) -> None:
     _, record = run_script(tmp_path, "tf_train.sh", PATHS)
-    assert record.with_suffix(".path").read_text() == str(tmp_path / FOLDER)
+    assert str(tmp_path / FOLDER) in record.with_suffix(".path").read_text().split(":")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -349,3 +363,69 @@ def test_options_that_the_source_lacks_follow_its_arguments() -> None:
         "--num_eval_images=359",
     ]
     assert "mpirun -np 2 -ppn 2 python" in train
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("inner", ["pkg", "pkg/inner", "pkg/inner.so", "plain/évil"])
+def test_no_script_starts_a_program_that_could_import_what_another_user_put_there(
+    tmp_path: Path, name: str, inner: str
+) -> None:
+    paths = {**PATHS, "IMAGENET_TO_GCS": "<path-to>/imagenet_to_gcs.py"}
+    planted = tmp_path / "bin/<path-to>" / inner
+    planted.parent.mkdir(parents=True)
+    planted.touch() if planted.suffix else planted.mkdir()
+    planted.chmod(0o777)
+    done, record = run_script(tmp_path, name, paths)
+    assert done.returncode == 2
+    assert done.stderr.endswith("can be changed by anybody; use a folder of your own\n")
+    assert not record.exists()
+    planted.chmod(0o700)
+    assert run_script(tmp_path, name, paths)[1].exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_program_in_a_folder_where_anybody_can_put_files_is_not_started(tmp_path: Path, name: str) -> None:
+    paths = {**PATHS, "IMAGENET_TO_GCS": "<path-to>/imagenet_to_gcs.py"}
+    folder = tmp_path / "bin/<path-to>"
+    folder.mkdir(parents=True)
+    folder.chmod(0o1777)  # as /tmp: nobody can replace the program, but anybody can put a module beside it
+    done, record = run_script(tmp_path, name, paths)
+    assert (done.returncode, record.exists()) == (2, False)
+    assert "<path-to>, which can be changed by anybody" in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_python_imports_neither_from_the_working_folder_nor_by_a_relative_path(
+    tmp_path: Path, name: str
+) -> None:
+    _, record = run_script(tmp_path, name, PATHS, PYTHONPATH=":.:/theirs::relative:/a b:")
+    own = tmp_path / "bin" if name == "tf_prepare.sh" else tmp_path / "bin/<path-to>"
+    rates = [str(tmp_path / FOLDER)] if name == "tf_train.sh" else []
+    assert Path(f"{record}.path").read_text().split(":") == [str(own), *rates, "/theirs", "/a b"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_older_python_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "bin").mkdir()
+    old = tmp_path / "bin/python"
+    old.write_text("#!/bin/sh\necho 'Unknown option: -P' >&2; exit 2\n")
+    old.chmod(0o755)
+    done, record = run_script(tmp_path, name, PATHS)
+    assert (done.returncode, record.exists()) == (2, False)
+    assert done.stderr == (
+        "tf-256n-90ep: python is not found, or is older than Python 3.11; activate a newer one\n"
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_file_cannot_be_named_as_the_verdict(tmp_path: Path, name: str) -> None:
+    """The answer that refuses a file is cut off after 300 characters, in its name if that is long."""
+    paths = {**PATHS, "IMAGENET_TO_GCS": "<path-to>/imagenet_to_gcs.py"}
+    start = f"is used with {tmp_path}/bin/<path-to>/"
+    end = ": trusted"
+    folder = tmp_path / "bin/<path-to>" / f"{'x' * (300 - len(start + end))}{end}"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    done, record = run_script(tmp_path, name, paths)
+    assert (done.returncode, record.exists()) == (2, False)
+    assert done.stderr.endswith(": trusted; use a folder of your own\n")

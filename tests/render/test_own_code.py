@@ -7,6 +7,7 @@ import py_compile
 import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,96 @@ def test_bytecode_is_never_run(folder: Path) -> None:
     )
     evil.unlink()
     assert call(folder) == "made of it"
+
+
+_SUFFIXES = [*EXTENSION_SUFFIXES, *BYTECODE_SUFFIXES]
+
+
+@pytest.mark.parametrize("suffix", _SUFFIXES)
+@pytest.mark.parametrize("name", ["pkg.inner", "plain.inner", "pkg.below", "helper.inner"])
+def test_a_module_without_source_is_never_run(folder: Path, name: str, suffix: str) -> None:
+    parent, _, inner = name.partition(".")
+    where = folder / parent
+    if parent == "helper":  # a module that names a folder for its submodules
+        (folder / "helper.py").write_text(f"__path__ = [{str(folder / 'names')!r}]\n")
+        where = folder / "names"
+    where.mkdir()
+    if parent == "pkg":
+        (where / "__init__.py").touch()
+    (folder / "nets.py").write_text(f"def own(net):\n    import {name}\n    return net\n")
+    if inner == "below":
+        (where / inner).mkdir()
+    place_without_source(folder, where / inner / "__init__" if inner == "below" else where / inner, suffix)
+    if inner == "below":  # a folder without source is a namespace, in which nothing was run
+        assert consent(folder) == "of it"
+        assert not (folder / "ran").exists()
+    else:
+        shown = f"{where.name}/inner{suffix}"
+        assert refused_at_consent(folder).endswith(
+            f"it imports '{name}', but {shown} is not source; put its source next to the recipe"
+        )
+
+
+@pytest.mark.parametrize("suffix", _SUFFIXES)
+@pytest.mark.parametrize("name", ["pkg", "strange"])
+def test_no_module_without_source_is_run_where_the_folder_is_in_the_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str
+) -> None:
+    """Python would find it there, as PYTHONPATH or `python -m` names the folder."""
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    (folder / "nets.py").write_text(f"import {name}\ndef own(net):\n    return net\n")
+    place_without_source(folder, folder / name, suffix)
+    assert f"it imports '{name}', which is neither next to the recipe nor installed" in refused_at_consent(
+        folder
+    )
+
+
+@pytest.mark.parametrize("entry", ["folder", "link"])
+def test_a_folder_in_the_path_is_no_less_checked(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    (folder / "plain").mkdir()
+    (folder / "plain/deep.py").write_text("made = 1\n")
+    link = tmp_path_factory.mktemp("links") / "link"
+    link.symlink_to(folder)
+    monkeypatch.setattr(sys, "path", [str(folder if entry == "folder" else link), *sys.path])
+    (folder / "nets.py").write_text("from plain import deep\ndef own(net):\n    return net\n")
+    assert consent(folder) == "of it"
+    (folder / "plain/deep.py").write_text("made = 2\n")
+    assert "plain/deep.py has changed" in refused(folder)
+
+
+def test_an_installed_namespace_gets_no_module_from_beside_the_recipe(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path_factory.mktemp("installed")
+    (installed / "shared_names").mkdir()
+    (installed / "shared_names/theirs.py").write_text("made = 'theirs '\n")
+    (folder / "shared_names").mkdir()
+    (folder / "shared_names/evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    text = f"from shared_names import theirs\nimport sys\nsys.path.insert(0, {str(folder)!r})\n"
+    own = "def own(net):\n    return theirs.made + net\n"
+    (folder / "nets.py").write_text(f"{text}{own}")
+    assert consent(folder) == "theirs of it"
+    (folder / "nets.py").write_text(f"{text}from shared_names import evil\n{own}")
+    message = refused_at_consent(folder)
+    assert "it imports 'shared_names.evil', which is neither next to the recipe nor installed" in message
+
+
+def test_a_submodule_that_does_not_exist_is_named(folder: Path) -> None:
+    (folder / "pkg").mkdir()
+    (folder / "pkg/__init__.py").touch()
+    (folder / "nets.py").write_text("import pkg.inner\ndef own(net):\n    return net\n")
+    assert "No module named 'pkg.inner'" in refused_at_consent(folder)
+
+
+def place_without_source(folder: Path, base: Path, suffix: str) -> None:
+    """Put a module that records that it is run at a path without its suffix; only `.pyc` files would run."""
+    source = folder.parent / "evil.py"
+    source.write_text(f"from pathlib import Path\nPath({str(folder / 'ran')!r}).touch()\n")
+    py_compile.compile(str(source), cfile=f"{base}{suffix}")
+    source.unlink()
 
 
 @pytest.mark.parametrize(

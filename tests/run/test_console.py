@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.console import PROGRESS_INTERVAL_S, Reporter, describe_accuracy
+from caffe_recipes.run.console import PROGRESS_INTERVAL_S, Reporter, SafeConsole, describe_accuracy
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
 
@@ -165,6 +166,18 @@ def test_texts_with_brackets_are_printed_as_they_are() -> None:
     reporter, output = plain_reporter(Clock())
     reporter.say("[0] Check failed: [/red] 'a'")
     assert output.getvalue() == "[0] Check failed: [/red] 'a'\n"
+
+
+@pytest.mark.parametrize(
+    "parts", [("::error::x",), (":", ":error::x"), ("  ", "::error::x"), ("a\n", "::error::x")]
+)
+def test_no_text_becomes_a_workflow_command_in_a_job_log(parts: tuple[str, ...]) -> None:
+    stream = io.StringIO()
+    console = SafeConsole(file=stream, width=80, color_system="truecolor", force_terminal=True)
+    console.print(Text.assemble(*((part, f"rgb({index},0,0)") for index, part in enumerate(parts))))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert r"\x3a:error::x" in text
+    assert not any(line.lstrip().startswith("::") for line in text.splitlines())
 
 
 def test_accuracy_stands_beside_what_the_source_reports() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from caffe_recipes.cluster.staging.stage import StagedHost
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, RunFailed
 from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
 from caffe_recipes.run import phase, runner
-from caffe_recipes.run.context import RunOptions, StageOptions, find_setting
+from caffe_recipes.run.context import Policy, RunOptions, StageOptions, find_setting
 from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.staging import DataPart, check_data, check_source_access, stage_recipe
 
@@ -156,6 +157,49 @@ def test_data_of_a_colleague_are_staged_from_a_folder_in_which_only_their_owner_
             os.chown(path, NOBODY, NOBODY)
             path.chmod(0o755 if path.is_dir() else 0o644)
         assert place.run().outputs
+
+
+@pytest.fixture
+def colleague(place: Place) -> Iterator[Path]:
+    """Have the recipe read both LMDBs in place, in a folder in which only a colleague can write."""
+    with tempfile.TemporaryDirectory(dir="/var") as folder:
+        shutil.copytree(place.root / "data", Path(folder) / "data")
+        place.edit(SOURCE, f"lmdb: {folder}/data/train_lmdb")
+        place.edit("lmdb: data/test_lmdb", f"lmdb: {folder}/data/test_lmdb")
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        yield Path(folder)
+
+
+def sources_in(path: Path, root: Path) -> set[str]:
+    """Return the sources of the nets that a launch with this solver or net reads."""
+    text = path.read_text()
+    nets = [root / net for net in re.findall(r'^net: "(.*)"', text, re.MULTILINE)]
+    return {
+        *re.findall(r'source: "(.*)"', text),
+        *(source for net in nets for source in sources_in(net, root)),
+    }
+
+
+@pytest.mark.parametrize("every", [None, 3])
+def test_no_lock_file_of_a_colleague_is_opened(place: Place, colleague: Path, every: int | None) -> None:
+    """liblmdb would write to lock.mdb, which its owner can replace by a link to a file of ours."""
+    assert place.run(policy=Policy(checkpoint_every=every)).outputs
+    journal = (place.root / "runs/small-1/journal.jsonl").read_text()
+    given = re.findall(r'--solver=([^"]*)', journal)
+    assert given
+    sources = {source for path in given for source in sources_in(place.root / path, place.root)}
+    assert sources
+    for source in sources:
+        assert [path.name for path in (place.root / source).iterdir()] == ["data.mdb"]
+        assert (place.root / source / "data.mdb").resolve().is_relative_to(colleague)
+        assert source.startswith("runs/small-1/data/")
+
+
+def test_own_data_are_read_where_they_are(place: Place) -> None:
+    assert place.run().outputs
+    assert not (place.root / "runs/small-1/data").exists()
 
 
 def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,9 @@ DIGITS = TensorFlow(load_tensorflow_run("tf-digits-local"))
 PLAN = plan_chain(DIGITS.recipe, "runs/x-1")
 STEP, TESTING = PLAN.trainings[0], PLAN.testings[0]
 MODEL = "runs/x-1/model/model.ckpt"
+
+
+OLD = "Unknown option: -P"  # of an older Python
 
 
 def line(text: str, second: int = 0, file: str = "resnet_main.py", rank: str = "[0] ") -> str:
@@ -56,7 +60,7 @@ def tail_of(tmp_path: Path, *lines: str) -> LogTail:
 
 def test_the_run_is_one_step_that_starts_the_program_with_the_recipe_s_flags() -> None:
     assert [step.phase for step in PLAN.trainings] == ["train"]
-    program, *flags = STEP.arguments
+    _, program, *flags = STEP.arguments
     assert program == "tensorflow/tf-digits-local/resnet_main.py"
     assert program in PLAN.files
     assert "tensorflow/tf-digits-local/tf_rates.py" in PLAN.files
@@ -197,6 +201,7 @@ def test_only_a_change_of_the_schedule_makes_it_another_run() -> None:
         ),
         (Attempt(1, "Horovod was built without MPI; build it with HOROVOD_WITH_MPI=1"), "without MPI"),
         (Attempt(124, ""), "within 120 s"),
+        (Attempt(2, f"{OLD}\nusage: python [option]\nTry `python -h' for more"), "is older than Python 3.11"),
     ],
 )
 def test_a_host_without_the_libraries_is_reported_in_one_line(attempt: Attempt, expected: str | None) -> None:
@@ -247,7 +252,10 @@ def test_a_program_that_lacks_a_flag_is_named_before_training(
     trial = DIGITS.trial()
     (tmp_path / "trial.py").write_text(trial.files["trial.py"])
     argv = [sys.executable, *trial.attempts["the programs"]]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    more = {"PYTHONPATH": DIGITS.environment(tmp_path)["PYTHONPATH"]}
+    done = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, timeout=600, env={**os.environ, **more}
+    )
     problem = DIGITS.judge(Attempt(done.returncode, done.stdout + done.stderr), 120)
     assert problem is None if found is None else found in (problem or "")
 
@@ -326,11 +334,45 @@ def test_the_python_is_the_profile_s_or_that_of_its_own_environment(
 def test_somebody_s_own_programs_are_started_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESNET_DIR", "/theirs")
     plan = plan_chain(DIGITS.recipe, "runs/x-1")
-    assert plan.trainings[0].arguments[0] == "/theirs/resnet_main.py"
+    assert plan.trainings[0].arguments[:2] == ("-P", "/theirs/resnet_main.py")
     assert sorted(plan.files) == [
         f"tensorflow/tf-digits-local/{name}" for name in ("resnet_check.py", "tf_rates.py")
     ]
     assert "/theirs" in DIGITS.environment(Path("/root"))["PYTHONPATH"].split(":")
+
+
+def test_python_imports_nothing_from_beside_the_program_or_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":.:/theirs::relative:")
+    assert DIGITS.environment(Path("/root"))["PYTHONPATH"] == "/root/tensorflow/tf-digits-local:/theirs"
+    trial = DIGITS.trial()
+    started = [
+        *(each.arguments for each in (*PLAN.trainings, *PLAN.testings, DIGITS.read_back(STEP)) if each),
+        *(DIGITS.launch_arguments(STEP, None, None, PLAN.files, "unused")[0], DIGITS.world_arguments()),
+        *trial.attempts.values(),
+    ]
+    assert {arguments[0] for arguments in started} == {"-P"}
+
+
+def test_an_older_python_is_the_run_s_failure_in_one_line() -> None:
+    log = DIGITS.new_log_summary()
+    log.feed(f"[1] {OLD}\n")
+    assert log.fatal == "Python is older than Python 3.11, which the programs need"
+
+
+def test_all_that_a_program_could_import_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESNET_DIR", str(tmp_path / "own"))
+    expected = ["a.py", "pkg", "pkg/__pycache__", "pkg/__pycache__/b.pyc", "pkg/c.so", "pkg/inner", "link"]
+    for name in ("a.py", "pkg/__pycache__/b.pyc", "pkg/c.so", "pkg/inner/d.txt", "no-package/e.py"):
+        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / name).touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/f.py").touch()
+    (tmp_path / "own/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "own")
+    found = {str(Path(path).relative_to(tmp_path / "own")) for path in DIGITS.inputs if path.startswith("/")}
+    assert found == {".", *expected, "link/f.py", "link/back"}
 
 
 def test_a_recipe_for_caffe_is_not_mistaken_for_one_of_tensorflow() -> None:

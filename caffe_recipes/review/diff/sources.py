@@ -32,6 +32,7 @@ from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.files import read_bytes
 from caffe_recipes.limits import MOST_COMPARED_FILES, MOST_GIT_S, hint_at_limit
 from caffe_recipes.limits import limit as bound
+from caffe_recipes.quoting import real_path, refuse_foreign_link
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import (
     find_named,
@@ -39,8 +40,6 @@ from caffe_recipes.review.naming import (
     is_prototxt,
     is_prototxt_file,
     nothing_named,
-    real_path,
-    refuse_foreign_link,
     refuse_unreadable,
 )
 

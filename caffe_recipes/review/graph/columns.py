@@ -9,9 +9,11 @@ run together from its box and part where they must. Wires in a gap are ordered t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, count, permutations
+from heapq import heappop, heappush
+from itertools import combinations, count, islice, permutations
 from typing import TYPE_CHECKING
 
 from caffe_recipes.review.graph.boxes import (
@@ -65,10 +67,12 @@ def _depths(block: Block, inner: Sequence[Edge], sources: Collection[int]) -> di
     for edge in inner:
         depths[edge.target] = max(depths[edge.target], depths[edge.source] + 1)
     depths[block.neck] = max(depths.values())
+    first: dict[int, int] = {}
+    for edge in inner:
+        first[edge.source] = min(first.get(edge.source, depths[edge.target]), depths[edge.target])
     for box in block.core:
-        readers = [depths[edge.target] for edge in inner if edge.source == box]
-        if box in sources and readers:
-            depths[box] = min(readers) - 1
+        if box in sources and box in first:
+            depths[box] = first[box] - 1
     return depths
 
 
@@ -174,6 +178,7 @@ _ASIDE = 12.0  # shift of a wire that would meet another
 _CLEAR = 6.0  # from a wire to boxes and to wires of other blobs
 _TURN = 0.5  # rows from a row to the gap below it
 _FAR = 1e6  # an x beyond all columns
+_MOST_PLACES = 64  # that are tried for a wire
 _BESIDE_A_LANE = 3  # wires that fit between two lanes
 
 
@@ -211,46 +216,53 @@ class Route:
 class Obstacles:
     """The boxes of a column, and the wires routed so far, which a new wire must avoid.
 
-    `runs` are vertical wires, as (x, begin, end, blob). Begin and end are in rows; a run that turns in the
-    gap below row 3 ends at 3.5.
+    `runs` are vertical wires, as (x, begin, end, blob), by x // _CLEAR. Begin and end are in rows; a run that
+    turns in the gap below row 3 ends at 3.5.
     """
 
     cells: Mapping[int, Cell]
     pitch: float
     width: float
-    runs: list[tuple[float, float, float, Blob]] = field(default_factory=list)
+    runs: dict[int, list[tuple[float, float, float, Blob]]] = field(default_factory=dict)
     by_row: dict[int, list[float]] = field(default_factory=dict)
     sides: list[tuple[int, float, float]] = field(default_factory=list)
-    seen: dict[tuple[int, int], Set[float]] = field(default_factory=dict)
+    seen: dict[tuple[int, int], Sequence[float]] = field(default_factory=dict)
+    right: float = 0.0  # of all boxes and runs
 
     def __post_init__(self) -> None:
         for cell in self.cells.values():
             self.by_row.setdefault(cell.row, []).append(cell.lane * self.pitch)
+            self.right = max(self.right, cell.lane * self.pitch + self.width / 2 + _BESIDE)
 
     def x(self, box: int) -> float:
         """Return the x of a box's middle."""
         return self.cells[box].lane * self.pitch
 
-    def middles(self, first: int, last: int) -> Set[float]:
-        """Return the x of the middles of the boxes in rows `first` to `last`."""
+    def middles(self, first: int, last: int) -> Sequence[float]:
+        """Return the x of the middles of the boxes in rows `first` to `last`, each once, sorted."""
         if (first, last) not in self.seen:
             rows = range(first, last + 1)
-            self.seen[first, last] = {middle for row in rows for middle in self.by_row.get(row, ())}
+            found = {middle for row in rows for middle in self.by_row.get(row, ())}
+            self.seen[first, last] = sorted(found)
         return self.seen[first, last]
 
     def is_free(self, x: float, first: int, last: int, blob: Blob) -> bool:
         """Return whether a wire at `x` through rows `first` to `last` is clear of boxes and other blobs."""
         room = self.width / 2 + _CLEAR
-        if any(abs(x - middle) < room for middle in self.middles(first, last)):
+        middles = self.middles(first, last)
+        if bisect_right(middles, x - room) < bisect_left(middles, x + room):
             return False
+        near = int(x // _CLEAR)
         return not any(
             abs(x - other) < _CLEAR and first - _TURN <= end and begin <= last + _TURN and blob != key
-            for other, begin, end, key in self.runs
+            for strip in (near - 1, near, near + 1)
+            for other, begin, end, key in self.runs.get(strip, ())
         )
 
     def add_run(self, x: float, first: int, last: float, blob: Blob) -> None:
         """Record a vertical wire at `x`, from the gap above row `first`."""
-        self.runs.append((x, first - _TURN, last, blob))
+        self.right = max(self.right, x)
+        self.runs.setdefault(int(x // _CLEAR), []).append((x, first - _TURN, last, blob))
 
     def may_enter(self, row: int, x: float, middle: float) -> bool:
         """Return whether a wire at `x` may turn in this row to enter the side of the box at `middle`."""
@@ -263,7 +275,14 @@ class Obstacles:
         )
 
     def beside(self, first: int, last: int) -> Iterator[float]:
-        """Yield x positions for a wire past the boxes of these rows: beside each lane, then outside all."""
+        """Yield x positions for a wire past the boxes of these rows: beside each lane, then outside all.
+
+        After _MOST_PLACES it is one where no wire is, so that many wires do not each try all of them.
+        """
+        yield from islice(self._beside(first, last), _MOST_PLACES)
+        yield self.right + _TRACK
+
+    def _beside(self, first: int, last: int) -> Iterator[float]:
         middles = self.middles(first, last)
         for middle in sorted(middles, key=lambda one: (abs(one), -one)):
             for track in range(_BESIDE_A_LANE):
@@ -351,7 +370,7 @@ def _route(obstacles: Obstacles, wanted: Route, end: float, may_enter_side: bool
     if first > last:
         return route if start == end else replace(route, hops=(Hop(last, end),))
     # Above a box other than its target, it could meet a wire that ends at that box.
-    below = obstacles.middles(last + 1, last + 1) - {obstacles.x(route.target)}
+    below = set(obstacles.middles(last + 1, last + 1)) - {obstacles.x(route.target)}
     is_above_another = any(abs(start - middle) < obstacles.width / 2 for middle in below)
     if route.row >= 0 and not is_above_another and obstacles.is_free(start, first, last, key):
         if start == end:
@@ -408,7 +427,10 @@ def assign_tracks(spans: Sequence[Span]) -> dict[Blob, int]:
     >>> assign_tracks([Span((0, "a"), (0,), (40,)), Span((1, "b"), (30,), (70,))])
     {(1, 'b'): 0, (0, 'a'): 1}
     """
-    order = _order(sorted(spans, key=lambda span: (span.left, span.right, span.key)))
+    ordered = sorted(spans, key=lambda span: (span.left, span.right, span.key))
+    if len(spans) > _SOME:
+        return _assign_many(ordered)
+    order = _order(ordered)
     tracks: dict[Blob, int] = {}
     for index, span in enumerate(order):
         above = [tracks[other.key] for other in order[:index] if _touch(span, other)]
@@ -416,10 +438,21 @@ def assign_tracks(spans: Sequence[Span]) -> dict[Blob, int]:
     return tracks
 
 
+def _assign_many(spans: Sequence[Span]) -> dict[Blob, int]:
+    """Return tracks of spans sorted by their left end, each below all earlier ones that it touches."""
+    tracks: dict[Blob, int] = {}
+    touching: list[tuple[int, float]] = []  # a heap of negated tracks and right ends; the lowest is first
+    for span in spans:
+        left, right = span.left, span.right
+        while touching and touching[0][1] + _ROOM <= left:  # nor does it touch any later span
+            heappop(touching)
+        tracks[span.key] = 1 - touching[0][0] if touching else 0
+        heappush(touching, (-tracks[span.key], right))
+    return tracks
+
+
 def _order(spans: Sequence[Span]) -> Sequence[Span]:
     """Return spans ordered from the top to cross little: the best order of a few spans, else a good one."""
-    if len(spans) > _SOME:
-        return spans
     cost = {
         (upper.key, lower.key): _crossings(upper, lower)
         for upper in spans

@@ -20,6 +20,7 @@ from caffe_recipes.caffe.layers import BATCH_BLOCKS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, is_kind, load_document
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import DataError, InputError, PrototxtError
+from caffe_recipes.quoting import hiding_foreign_text, refuse_foreign_link, refuse_foreign_names
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import (
     Named,
@@ -27,9 +28,7 @@ from caffe_recipes.review.naming import (
     find_beside,
     find_named,
     find_shared,
-    hiding_foreign_text,
     is_file,
-    refuse_foreign_names,
     walk_prototxts,
 )
 
@@ -63,7 +62,8 @@ def load_net(
     if named is not None and named.kind in ("recipe", "net"):
         return _recipe_net(named)
     if named is not None and named.kind == "folder":
-        given = _only_net(given, max_bytes)
+        folder, given = given, _only_net(given, max_bytes)
+        refuse_foreign_link(given, folder)
     document = load_lenient(given, max_bytes)
     message = document.message
     if is_kind(message, pb.NetParameter):
@@ -146,9 +146,9 @@ def _solver_net(
     if not named:
         raise PrototxtError(given, "is a solver that names no net", "give the net file itself")
     path = _find_net(given, named, caffe_root)
-    with hiding_foreign_text(path, given, caffe_root):
+    with hiding_foreign_text(path, Path(given).parent, caffe_root):
         net = load_lenient(path, max_bytes)
-        refuse_foreign_names(net, given, caffe_root)
+        refuse_foreign_names(path, net.foreign, Path(given).parent, caffe_root)
         if not is_kind(net.message, pb.NetParameter):
             load_document(path, pb.NetParameter, max_bytes=max_bytes)  # raises the error for its first field
     return GivenNet(str(path), _upgrade_net(net), state, net)

@@ -17,6 +17,7 @@ from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.files import open_file, read_bytes
 from caffe_recipes.limits import MOST_LINTED_FILES, MOST_SCRIPT_BYTES, MOST_SCRIPT_LINES
+from caffe_recipes.quoting import hiding_foreign_text, is_quotable, refuse_foreign_names
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.render.headers import is_generated
 from caffe_recipes.review.lint.chain_rules import check_deploys
@@ -43,8 +44,6 @@ from caffe_recipes.review.lint.snapshot_rules import (
 )
 from caffe_recipes.review.naming import (
     find_named,
-    hiding_foreign_text,
-    refuse_foreign_names,
     walk_prototxts,
 )
 
@@ -101,7 +100,7 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
 def _read_prototxt(reader: Reader, path: Path) -> Document[Any] | None:
     """Read a prototxt. One that cannot be read is a finding, unless its name or text is that of a solver."""
     try:
-        with hiding_foreign_text(path, path, reader.options.caffe_root):
+        with hiding_foreign_text(path, path.parent, *reader.named, reader.options.caffe_root):
             return reader.read(path, path)
     except PrototxtError:
         if "solver" in path.name.lower() or _SOLVER_FIELD.search(_read_beginning(path)):
@@ -144,7 +143,7 @@ def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list
     """
     found: dict[Path, list[Document[Any]]] = {}
     for home, paths in _group_prototxts(folder).items():
-        documents = [_load_found(path, max_bytes) for path in paths]
+        documents = [_load_found(path, folder, max_bytes) for path in paths]
         if solvers := [document for document in documents if is_solver(document)]:
             found[home] = solvers
     if not found:
@@ -160,10 +159,10 @@ def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list
     return [solver.path for solver in ordered or solvers]
 
 
-def _load_found(path: Path, max_bytes: int) -> Document[Any]:
-    with hiding_foreign_text(path, path):
+def _load_found(path: Path, folder: Path, max_bytes: int) -> Document[Any]:
+    with hiding_foreign_text(path, folder):
         document = load_lenient(path, max_bytes)
-        refuse_foreign_names(document, path)
+        refuse_foreign_names(path, document.foreign, folder)
         return convert_to_ours(document, OURS)[0]
 
 
@@ -183,10 +182,13 @@ def _group_prototxts(folder: Path) -> dict[Path, list[Path]]:
 
 
 def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
-    """Return the script or README in a folder that trains the most of its solvers; empty if none does."""
+    """Return the script or README in a folder that trains the most of its solvers; empty if none does.
+
+    A link out of the folder counts for none, since findings quote what a script says.
+    """
     best, best_count = Script(), 1
     for path in sorted(home.iterdir()):
-        if not _SCRIPT_NAME.fullmatch(path.name) or not path.is_file():
+        if not (_SCRIPT_NAME.fullmatch(path.name) and path.is_file() and is_quotable(path, home)):
             continue
         try:
             with open_file(path) as file:  # and not what it is exchanged for meanwhile
@@ -258,7 +260,7 @@ def is_at_least(found: Finding, severity: str) -> bool:
 
 def _lint_paths(paths: Sequence[Path], options: LintOptions, report: Callable[[str], None]) -> list[Finding]:
     script = load_script(options.script, options.max_bytes) if options.script else Script()
-    reader = Reader(options)
+    reader = Reader(options, tuple(path for path in paths if path.is_dir()))
     found: list[Finding] = [*check_commands(script)]
     for folder in (path for path in paths if path.is_dir()):
         found += lint_folder(reader, folder, script)

@@ -24,6 +24,7 @@ from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
 from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import DataError, PrototxtError
+from caffe_recipes.quoting import Home, hiding_foreign_text, real_path, refuse_foreign_names
 from caffe_recipes.render.headers import MARK
 from caffe_recipes.review.inspect.nets import read_first_datum
 from caffe_recipes.review.lint.chain import (
@@ -58,10 +59,7 @@ from caffe_recipes.review.naming import (
     find_at_path,
     find_beside,
     find_shared,
-    hiding_foreign_text,
     is_file,
-    real_path,
-    refuse_foreign_names,
 )
 
 if TYPE_CHECKING:
@@ -351,9 +349,11 @@ class Reader:
 
     `phases` are the phases in which solvers read each net file. `unchecked_rates` are the solvers whose rates
     are not checked. `chains` are the paths of the solvers that were read as one chain.
+    `named` are the folders that the user named.
     """
 
     options: LintOptions
+    named: tuple[Path, ...] = ()
     documents: dict[Path, Document[Any] | PrototxtError] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
@@ -386,13 +386,17 @@ class Reader:
     def read_leniently(self, path: Path, named_by: str = "") -> Document[Any] | None:
         """Read a prototxt file that a solver names; if that fails, report a finding and return None."""
         try:
-            with hiding_foreign_text(path, named_by or path, self.options.caffe_root):
+            with hiding_foreign_text(path, *self._homes(named_by or path)):
                 return self.read(path, named_by or path)
         except PrototxtError as error:
             self.findings.append(
                 finding("unreadable", error.where, error.what, write=error.hint or "correct it")
             )
             return None
+
+    def _homes(self, named_by: str | Path) -> tuple[Home, ...]:
+        """Return the folders whose files may be quoted, where a file names another one."""
+        return (Path(named_by).parent, *self.named, self.options.caffe_root)
 
     def nets(self) -> list[Document[pb.NetParameter]]:
         """Return the nets that were read."""
@@ -428,7 +432,7 @@ class Reader:
         if not given.message.ListFields():
             raise empty_file_error(path)
         if named_by:
-            refuse_foreign_names(given, named_by, self.options.caffe_root)
+            refuse_foreign_names(path, given.foreign, *self._homes(named_by))
         self.findings.extend(check_foreign(given, self.options.dialect))
         document, notes = convert_to_ours(given, self.options.dialect)
         self.findings.extend(notes)

@@ -113,9 +113,16 @@ class LocalFiles:
         return RunSnapshot(node, lives, tuple(_read(each) for each in requests))
 
     def names(self, folder: str, suffix: str = HAS_JOURNAL) -> list[str]:
-        """Return the paths without their suffix; empty if the folder does not exist."""
-        found = (str(path.relative_to(folder)) for path in Path(folder).glob(f"*{suffix}"))
-        return sorted(path.removesuffix(suffix) for path in found)
+        """Return the paths without their suffix; empty if the folder does not exist.
+
+        Of links to one file, only the first is returned: there may be thousands.
+        """
+        found = dict[str, str]()
+        for path in sorted(
+            Path(folder).glob(f"*{suffix}"), key=lambda each: (each.parent.is_symlink(), each)
+        ):
+            found.setdefault(os.path.realpath(path), str(path.relative_to(folder)).removesuffix(suffix))
+        return sorted(found.values())
 
     def is_own(self, path: str) -> bool:
         """Return whether a file belongs to this user or to root."""

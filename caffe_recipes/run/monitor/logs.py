@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from caffe_recipes.run.monitor.files import (
     NO_PROCESS,
     Process,
     ReadRequest,
+    RunFiles,
     find_run,
     load_frozen,
     name_recipe,
@@ -85,7 +86,7 @@ def show_log(
         stack.callback(files.close)
         writer = _LogWriter(write, options.rank)
         stack.callback(writer.end)
-        follower = _LogFollower(shown, options, files, jobs, writer, say)
+        follower = _LogFollower(shown, runs.root, options, files, jobs, writer, say)
         follower.begin()
         while follower.step():
             if not follower.is_behind:
@@ -121,7 +122,7 @@ def show_job_log(
         offset = 0
         while True:
             if not is_own:
-                _check_below(runs, path)
+                _check_below(runs.files, [runs.root], path, "another user's journal names")
             piece = runs.files.read([ReadRequest(path, offset, _MOST_BYTES, from_start=True)]).pieces[0]
             if piece is None and not options.follow:
                 raise InputError(path, f"no such file: {where} has not started", "see caffe-recipes status")
@@ -145,12 +146,14 @@ def _not_started(run: str, jobs: JobPoller) -> InputError:
     return InputError(run, f"job {seen.label} {describe_job(seen)}", "wait for its log with -f")
 
 
-def _check_below(runs: RunsFolder, path: str) -> None:
-    """Raise InputError for a file outside of the Caffe root: another user's journal can name any of ours."""
-    root, target = runs.files.resolve(runs.root), runs.files.resolve(path)
-    if not root or not target or posixpath.commonpath((root, target)) != root:
-        what = "is not shown: another user's journal names it, and it is not in the Caffe root"
-        raise InputError(path, what, "read it yourself if you trust its owner")
+def _check_below(files: RunFiles, folders: Sequence[str], path: str, what_names: str) -> None:
+    """Raise InputError for a file in none of the folders: another user can lead us to any of ours."""
+    target = files.resolve(path)
+    for folder in map(files.resolve, folders):
+        if folder and target and posixpath.commonpath((folder, target)) == folder:
+            return
+    what = f"is not shown: {what_names} it, and it is not in the Caffe root"
+    raise InputError(path, what, "read it yourself if you trust its owner")
 
 
 def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, str, bool]:
@@ -211,6 +214,7 @@ class _LogFollower:
     def __init__(
         self,
         shown: ShownRun,
+        root: str,
         options: LogOptions,
         files: Follower,
         jobs: JobPoller,
@@ -218,6 +222,7 @@ class _LogFollower:
         say: Say,
     ) -> None:
         self._shown, self._options, self._files, self._jobs = shown, options, files, jobs
+        self._root = root
         self._writer, self._say = writer, say
         self._index = -1
         self._offset = 0
@@ -232,10 +237,7 @@ class _LogFollower:
         """Return the files to read next: what is new in the journal, and the next part of the log."""
         requests = self._shown.requests()[:1]
         if self._index >= 0:
-            name = posixpath.basename(self._logs()[self._index])
-            requests.append(
-                ReadRequest(f"{self._shown.path}/logs/{name}", self._offset, _MOST_BYTES, from_start=True)
-            )
+            requests.append(ReadRequest(self._log_path(), self._offset, _MOST_BYTES, from_start=True))
         return requests
 
     def begin(self) -> None:
@@ -255,6 +257,9 @@ class _LogFollower:
         journal, *logs = snapshot.pieces
         is_new = self._shown.update([journal])
         if logs and logs[0] is not None and logs[0].data:
+            _check_below(
+                self._files.files, (self._root, self._shown.path), self._log_path(), "a link leads to"
+            )
             self._offset = logs[0].start + len(logs[0].data)
             self._writer.feed(logs[0].data)
             is_new = True
@@ -280,6 +285,9 @@ class _LogFollower:
         self._writer.end()
         self._index, self._offset = index, 0
         self._say(f"==> {self._logs()[index]} <==")
+
+    def _log_path(self) -> str:
+        return f"{self._shown.path}/logs/{posixpath.basename(self._logs()[self._index])}"
 
     def _logs(self) -> list[str]:
         phase = self._options.phase

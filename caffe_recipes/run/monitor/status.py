@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.limits import limit
 from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
 from caffe_recipes.run.folders import parse_run_name, sort_runs
@@ -149,7 +150,7 @@ def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[R
     """
     with open_runs(options, env) as runs:
         files, path = runs.files, runs.path
-        read = [_read_run(files, f"{path}/{name}") for name in files.names(path)]
+        read = _read_runs(files, path)
         found = _with_leftovers(read, files, env)
         submitted, damaged = dict[str, Submissions](), list[RunStatus]()
         for recipe in files.names(path, SUFFIX):
@@ -228,6 +229,33 @@ def _check_root(files: RunFiles, root: str) -> None:
     if not exists:
         where = f"{files.host}:{root}" if files.host else root
         raise InputError(where, "no such folder", "give the one that contains `runs` with --caffe-root")
+
+
+_MOST_RUNS = 1000  # that are read for one table
+
+
+def _read_runs(files: RunFiles, runs: str) -> list[RunStatus]:
+    """Return the status of each run, the latest of each recipe first, while they are within the limits."""
+    names = sorted(files.names(runs), key=lambda name: -(parse_run_name(name) or ("", 0))[1])
+    found, left_bytes = list[RunStatus](), limit("journal-bytes")
+    for name in names:
+        if len(found) < _MOST_RUNS and left_bytes > 0:
+            found.append(_read_run(files, f"{runs}/{name}"))
+            left_bytes -= _size_of(found[-1], "" if files.host else f"{runs}/{name}/{JOURNAL}")
+            continue
+        recipe = (parse_run_name(name) or (name, 0))[0]
+        what = f"is not read, since there are over {_MOST_RUNS:,} runs, or their journals are long"
+        error = InputError(f"{runs}/{name}", what, f"give it alone: caffe-recipes status {name}")
+        found.append(RunStatus(name, recipe, unreadable=error))
+    return found
+
+
+def _size_of(status: RunStatus, journal: str) -> int:
+    """Return the bytes of the journal that were read; `journal` is its path if it is on this machine."""
+    if journal:
+        with suppress(OSError):
+            return Path(journal).stat().st_size
+    return status.run.requests()[0].start if status.run else 0
 
 
 def _read_run(files: RunFiles, path: str, given: str = "") -> RunStatus:

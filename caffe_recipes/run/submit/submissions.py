@@ -11,11 +11,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter
 
@@ -41,7 +41,8 @@ class Submission:
     `name` is the unique name of the job, `group` identifies the submit, `phase` is the phase that it trains,
     or None for the whole chain. `output` is the file for the script's output. `cluster` is the cluster of the
     job, or those that may get it, separated by commas; empty for the submitter's own cluster. `excluded` are
-    the nodes that it does without because they failed before.
+    the nodes that it does without because they failed before. It `is_foreign` if another user's journal names
+    it: Slurm is then not asked about it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Submission:
     reason: str = ""
     cluster: str = ""
     excluded: tuple[str, ...] = ()
+    is_foreign: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -70,6 +72,8 @@ class Submission:
 
 
 _SUBMISSION = TypeAdapter(Submission)  # checks the types of the fields, since JSON may have any
+_MOST_ASKED = 100
+_NOT_ASKED = "Slurm is not asked about jobs in another user's journal, or about more than the latest 100"
 _NO_JOB = 2**32  # Slurm's job ids have 32 bits
 
 
@@ -99,8 +103,9 @@ def _fold(
         known = {key: fields[key] for key in ("reason", "cluster") if key in fields}
         if event == "submitted":
             known["job_id"] = int(fields["job_id"])
-        before = found[fields["name"]]
-        submission = _SUBMISSION.validate_python({**asdict(before), **known, "outcome": event})
+        if not all(isinstance(value, str) for key, value in known.items() if key != "job_id"):
+            raise TypeError("a text is not a text")
+        submission = replace(found[fields["name"]], **known, outcome=cast("Outcome", event))
     else:
         raise ValueError(f"not an event of a submission: {event!r}")
     # Slurm is asked about all jobs at once, so one that it cannot know would hide the others.
@@ -245,7 +250,12 @@ def read_submissions(files: RunFiles, runs: str, recipe: str) -> Submissions:
 
 def _read(files: RunFiles, path: str) -> Submissions:
     piece = files.read([ReadRequest(path)]).pieces[0]
-    return Submissions() if piece is None else fold_submissions(piece.data.decode(errors="replace"), path)
+    if piece is None:
+        return Submissions()
+    found = fold_submissions(piece.data.decode(errors="replace"), path)
+    if files.is_own(path):
+        return found
+    return Submissions(tuple(replace(each, is_foreign=True) for each in found.all))
 
 
 def submitted_by_hand(recipe: str, job_id: int, time_s: float) -> Submission:
@@ -257,8 +267,13 @@ def submitted_by_hand(recipe: str, job_id: int, time_s: float) -> Submission:
 
 
 def query_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SubmittedJob, ...]:
-    """Return the job of each submission according to Slurm, in order; refused submissions are not queried."""
-    asked = [each for each in submissions if each.outcome != "refused"]
+    """Return the job of each submission according to Slurm, in order.
+
+    Refused and foreign submissions are not queried, nor are more than the latest _MOST_ASKED: each may take a
+    call.
+    """
+    asked = [each for each in submissions if each.outcome != "refused" and not each.is_foreign][-_MOST_ASKED:]
+    skipped = {each.name for each in submissions} - {each.name for each in asked}
     found: list[Job] = []
     away = ""
     for cluster in dict.fromkeys(name for each in asked for name in each.cluster.split(",")):
@@ -274,7 +289,11 @@ def query_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SubmittedJo
     by_name = {job.name: job for job in found}
     by_number: dict[int | None, Job] = {job.job_id: job for job in found}
     return tuple(
-        _see(each, by_name.get(each.name) if each.is_ours else by_number.get(each.job_id), away)
+        _see(
+            each,
+            by_name.get(each.name) if each.is_ours else by_number.get(each.job_id),
+            _NOT_ASKED if each.name in skipped else away,
+        )
         for each in submissions
     )
 

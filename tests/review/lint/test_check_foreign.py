@@ -53,7 +53,7 @@ def test_the_rest_of_a_net_with_foreign_fields_is_checked(tmp_path: Path) -> Non
 
 def test_a_field_with_the_value_that_our_caffe_has_is_removed(tmp_path: Path) -> None:
     found = found_in(tmp_path / "n.prototxt", f"{INPUT}\n{POOLS}")
-    (rewrite,), fixed, _ = plan_fixes(found)
+    (rewrite,), fixed, _ = plan_fixes(found, [tmp_path])
     assert rewrite.after == rewrite.before.replace(" ceil_mode: true", "")
     assert [one.id for one in fixed] == ["unknown-field"]
 
@@ -83,7 +83,7 @@ def test_a_depthwise_convolution_becomes_a_convolution_with_a_group_per_channel(
     text = f"{INPUT}\n{layer}\n"
     found = found_in(tmp_path / "n.prototxt", text.replace("TYPE", type_).replace("GIVEN", given))
     assert [one.id for one in found] == ["unknown-layer-type"]
-    rewrites = plan_fixes(found)[0]
+    rewrites = plan_fixes(found, [tmp_path])[0]
     assert found[0].write.startswith('type: "Convolution" with group: ')
     assert [each.after for each in rewrites] == (
         [text.replace("TYPE", "Convolution").replace("GIVEN", fixed)] if fixed else []

@@ -189,6 +189,31 @@ def test_a_journal_of_another_user_names_no_file_of_ours_as_output(place: Place,
     assert reader.log == b"secret\nloss\n"
 
 
+@pytest.mark.parametrize("on", [None, "localhost"])
+@pytest.mark.parametrize("link", ["logs/cyc1-1.log", "logs"])
+def test_a_link_in_a_run_shows_no_file_of_ours(place: Place, on: str | None, link: str) -> None:
+    two_logs(place)
+    folder, elsewhere = place.root / "runs/small-1", place.root.parent / "elsewhere"
+    (elsewhere / "logs").mkdir(parents=True)
+    (elsewhere / "logs/cyc1-1.log").write_text("secret\n")
+    (folder / link).rename(place.root / "kept")
+    (folder / link).symlink_to(elsewhere / link)
+    reader = Reader(place)
+    with pytest.raises(InputError, match="is not shown: a link leads to it, and it is not in the Caffe root"):
+        reader.read(on=on)
+    assert reader.log == b""
+    (folder / link).unlink()
+    (folder / link).symlink_to(place.root / "kept")
+    assert reader.read(on=on) == "[0] of cyc1\n"
+
+
+def test_runs_may_be_a_link_to_another_disk(place: Place) -> None:
+    two_logs(place)
+    (place.root / "runs").rename(place.root.parent / "scratch")
+    (place.root / "runs").symlink_to(place.root.parent / "scratch")
+    assert Reader(place).read() == "[0] of cyc1\n"
+
+
 def test_without_a_job_there_is_no_output_to_show(place: Place) -> None:
     submit(place, job_id=None)
     with pytest.raises(InputError, match="small: no job was submitted; submit one with caffe-recipes submit"):

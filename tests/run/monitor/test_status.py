@@ -18,6 +18,7 @@ from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.errors import ClusterError, HostFailed, InputError
+from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
 from caffe_recipes.run.monitor.status import (
@@ -107,6 +108,48 @@ def test_a_missing_root_is_one_line(place: Place, on: str | None) -> None:
     assert str(caught.value) == (
         f"{where}/gone: no such folder; give the one that contains `runs` with --caffe-root"
     )
+
+
+def test_many_links_to_a_run_are_one_run(place: Place) -> None:
+    write_run(place.root, place.recipe, *WHOLE)
+    runs = place.root / "runs"
+    for number in range(2, 500):
+        (runs / f"small-{number}").symlink_to("small-1")
+    (runs / "other-1").mkdir()
+    for name in ("journal.jsonl", "recipe.json"):
+        (runs / "other-1" / name).symlink_to(f"../small-1/{name}")
+    assert [each.name for each in StatusViewer(place).all(no_slurm)] in (["small-1"], ["other-1"])
+
+
+def test_of_very_many_runs_only_the_latest_are_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2, 10):
+        folder = write_run(place.root, place.recipe, *WHOLE, number=number)
+    size = (folder / "journal.jsonl").stat().st_size
+    monkeypatch.setenv(LIMITS_VARIABLE, f"journal-bytes={size + 1}")
+    found = {each.name: each.unreadable for each in StatusViewer(place).all(no_slurm)}
+    assert (found["small-10"], found["small-2"]) == (None, None)
+    assert str(found["small-1"]).endswith("give it alone: caffe-recipes status small-1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_slurm_is_not_asked_about_the_jobs_in_another_user_s_journal(place: Place) -> None:
+    submit(place, *(f"p{number}" for number in range(150)))
+    os.chown(submissions_path(place.root, "small"), 54321, 54321)
+    (found,) = StatusViewer(place).all(no_slurm)
+    assert "Slurm is not asked about jobs in another user's journal" in summarize_status(found)
+    assert StatusViewer(place).one(ask=no_slurm).state == "unknown"
+
+
+def test_slurm_is_asked_about_the_latest_hundred_jobs_of_a_submit(place: Place) -> None:
+    submit(place, *(f"p{number}" for number in range(150)))
+    asked: list[int] = []
+
+    def ask(ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
+        asked.extend(ids)
+        return ()
+
+    StatusViewer(place).all(ask)
+    assert asked == list(range(62, 162))
 
 
 @pytest.mark.parametrize("on", [None, "localhost"])
