@@ -44,6 +44,8 @@ MOST_COMPARED_FILES = 10_000  # of one side of a diff
 MOST_GIT_S = 600.0
 MOST_RECORD_FILES = 100_000  # of a set of TFRecords; a manifest could claim any number of names
 MOST_HOSTS = 100_000
+MOST_STATUS_RUNS = 1_000  # that one `status` reads
+MOST_ASKED_JOBS = 100  # of a submission, each of which may take a call of Slurm
 MOST_HOSTFILE_BYTES = 10_000_000
 MOST_NODELIST_BYTES = 1_000_000  # of a line of a hostfile, too
 

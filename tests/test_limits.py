@@ -142,7 +142,7 @@ def test_the_document_names_each_bound_and_its_default() -> None:
     fixed = {most for name, most in vars(limits).items() if name.startswith("MOST_")}
     sizes = {limits.MOST_YAML_DEPTH, limits.MOST_TAR_HEADER_BYTES}
     assert f"({limits.MOST_YAML_DEPTH} at most)" in text
-    assert f"headers of {limits.MOST_TAR_HEADER_BYTES >> 20} MiB" in text
+    assert f"headers of {limits.MOST_TAR_HEADER_BYTES >> 10} KiB" in text
     (sentence,) = re.findall(r"^These limits cannot be raised: (.*?)\. \[", text, re.MULTILINE | re.DOTALL)
     assert {int(most.replace(",", "")) for most in re.findall(r"[\d,]*\d", sentence)} == fixed - sizes
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from caffe_recipes.errors import CaffeRecipesError, InputError
-from caffe_recipes.limits import limit
+from caffe_recipes.limits import MOST_STATUS_RUNS, limit
 from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
 from caffe_recipes.run.folders import parse_run_name, sort_runs
@@ -231,20 +231,17 @@ def _check_root(files: RunFiles, root: str) -> None:
         raise InputError(where, "no such folder", "give the one that contains `runs` with --caffe-root")
 
 
-_MOST_RUNS = 1000  # that are read for one table
-
-
 def _read_runs(files: RunFiles, runs: str) -> list[RunStatus]:
     """Return the status of each run, the latest of each recipe first, while they are within the limits."""
     names = sorted(files.names(runs), key=lambda name: -(parse_run_name(name) or ("", 0))[1])
     found, left_bytes = list[RunStatus](), limit("journal-bytes")
     for name in names:
-        if len(found) < _MOST_RUNS and left_bytes > 0:
+        if len(found) < MOST_STATUS_RUNS and left_bytes > 0:
             found.append(_read_run(files, f"{runs}/{name}"))
             left_bytes -= _size_of(found[-1], "" if files.host else f"{runs}/{name}/{JOURNAL}")
             continue
         recipe = (parse_run_name(name) or (name, 0))[0]
-        what = f"is not read, since there are over {_MOST_RUNS:,} runs, or their journals are long"
+        what = f"is not read, since there are over {MOST_STATUS_RUNS:,} runs, or their journals are long"
         error = InputError(f"{runs}/{name}", what, f"give it alone: caffe-recipes status {name}")
         found.append(RunStatus(name, recipe, unreadable=error))
     return found

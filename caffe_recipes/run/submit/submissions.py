@@ -24,6 +24,7 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import Job, State, describe_state
 from caffe_recipes.cluster.slurm_queries import SchedulerAway, find_jobs
 from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.limits import MOST_ASKED_JOBS
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.journal import Clock, JournalFile, fold_lines
 from caffe_recipes.run.monitor.files import HostFiles, LocalFiles, ReadRequest, RunFiles
@@ -72,7 +73,6 @@ class Submission:
 
 
 _SUBMISSION = TypeAdapter(Submission)  # checks the types of the fields, since JSON may have any
-_MOST_ASKED = 100
 _NOT_ASKED = "Slurm is not asked about jobs in another user's journal, or about more than the latest 100"
 _NO_JOB = 2**32  # Slurm's job ids have 32 bits
 
@@ -269,10 +269,11 @@ def submitted_by_hand(recipe: str, job_id: int, time_s: float) -> Submission:
 def query_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SubmittedJob, ...]:
     """Return the job of each submission according to Slurm, in order.
 
-    Refused and foreign submissions are not queried, nor are more than the latest _MOST_ASKED: each may take a
-    call.
+    Refused and foreign submissions are not queried, nor are more than the latest MOST_ASKED_JOBS: each may
+    take a call.
     """
-    asked = [each for each in submissions if each.outcome != "refused" and not each.is_foreign][-_MOST_ASKED:]
+    wanted = (each for each in submissions if each.outcome != "refused" and not each.is_foreign)
+    asked = [*wanted][-MOST_ASKED_JOBS:]
     skipped = {each.name for each in submissions} - {each.name for each in asked}
     found: list[Job] = []
     away = ""
