@@ -27,10 +27,12 @@ from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.prepare import check_hosts_read, ensure_weights
 from caffe_recipes.run.process import AHEAD_BYTES, TrainerProcess
+from caffe_recipes.run.slurm_job import describe_steps
 from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (
     LogTail,
+    StepWait,
     Trouble,
     Watchdog,
     find_divergence,
@@ -310,6 +312,7 @@ class _LaunchMonitor:
         self._damaged: Future[Trouble | None] | None = None
         self.was_full = False
         self._suspects: set[str] = set()
+        self._step_wait = StepWait(lambda: describe_steps(launch.job, launch.hosts))
 
     def lead(self) -> Host:
         """Return the host of rank 0: the first of the hostfile, unless pulses show rank 0 on another host."""
@@ -451,6 +454,12 @@ class _LaunchMonitor:
             return None
         self._check_at = time.monotonic() + _CHECK_S
         self._reserve_log()
+        said = self._step_wait.said
+        blocked = self._step_wait.look(self._tail)
+        if blocked is not None:
+            return blocked
+        if self._step_wait.said != said:
+            self._run.notify(self._step_wait.said, self._training.phase)
         trouble, suspect = self._watchdog.look(self._tail), self._watchdog.suspect
         if suspect is not None and suspect.host not in self._suspects:
             self._suspects.add(suspect.host)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from caffe_recipes.cluster.launcher import ENDED_BY_US
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState
@@ -77,6 +78,9 @@ class TrainerProcess:
         When the launcher is gone, hydra's proxies kill their ranks, even those that ignore signals.
         """
         deadline = time.monotonic() + GRACE_S
+        if self.is_running():  # whoever reads the log later must not take us for the cause
+            with suppress(OSError), open_log(self.log) as log:
+                log.write(f"\n{ENDED_BY_US}\n".encode())
         try:
             self._signal(signal.SIGTERM)
             while self.is_running() and time.monotonic() < deadline:
