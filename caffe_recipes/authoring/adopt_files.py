@@ -23,7 +23,7 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, load_document, re
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.caffe.upgrade import upgrade_solver
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.recipe.model import SolverSettings, Transformation
 from caffe_recipes.render.prototxts import FED_BY_PROGRAMS, OTHER_READERS
 from caffe_recipes.review.diff.forms import normalize_all
@@ -129,7 +129,7 @@ def _load_solvers(target: Path) -> list[Solver]:
             paths = sorted(path for path in target.iterdir() if is_prototxt_file(path))
         except OSError as error:
             raise InputError(
-                target, f"cannot be read: {error.strerror}", "give a folder of solvers"
+                target, f"cannot be read: {error.strerror}", hint_for(error, "give a folder of solvers")
             ) from error
     documents: list[Document[Any]] = [load_document(path) for path in paths]
     for document in documents:

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import click
 
 from caffe_recipes.cli.options import examples
-from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.errors import CaffeRecipesError, InputError, hint_for
 from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
 from caffe_recipes.wording import did_you_mean, one_line
 
@@ -164,7 +164,7 @@ def main() -> None:
             _fail(f"{error.filename}: {error.strerror}", 3 if error.errno in _FAILED else 2)
         _drop_output()
         if _raised_in(error).endswith(_PRINTERS):  # not a failed run: a run survives this
-            why, hint = error.strerror, "check its disk, or write to another file"
+            why, hint = error.strerror, f"{hint_for(error, 'check its disk')}, or write to another file"
             _fail(f"cannot write to standard output: {why}; {hint}", 2)
         _fail(str(error), 3 if error.errno in _FAILED else 2)
 

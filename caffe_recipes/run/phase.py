@@ -155,8 +155,7 @@ def _fetch(run: Run, lead: Host, net: str, path: str, stamp: str | None, to: str
             return fetch_snapshot(lead, run.setting.root, path, stamp, run.path(to), check)
         except DiskFailed as error:
             if time.monotonic() > until or not _lacks_room(lead, path, run.path(to)):
-                hint = "free space on the local disk, or repair it, and run again"
-                raise SnapshotNotKept(error.where, error.what, hint) from None
+                raise SnapshotNotKept(error.where, error.what, f"{error.hint}, and run again") from None
             run.notify(f"{error.without_hint}; waiting for free space")
             time.sleep(_PAUSE_S)
         except RunFailed as error:

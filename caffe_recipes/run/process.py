@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from caffe_recipes.cluster.launcher import ENDED_BY_US
-from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.errors import InputError, RunFailed, hint_for
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import run_folders
@@ -142,7 +142,8 @@ def make_room(log: Path, say: Callable[[str], None]) -> None:
         log.parent.mkdir(exist_ok=True)
         open_log(log).close()
     except OSError as error:
-        raise RunFailed(log, f"cannot be created: {error.strerror}", "check the disk and run again") from None
+        hint = f"{hint_for(error, 'check the disk')}, and run again"
+        raise RunFailed(log, f"cannot be created: {error.strerror}", hint) from None
     while reserve(log, AHEAD_BYTES):
         if time.monotonic() > until:
             raise RunFailed(log.parent, "its disk is full", "free space on it, and run again")

@@ -23,6 +23,7 @@ from caffe_recipes.errors import (
     InputError,
     RunFailed,
     WeightsError,
+    hint_for,
 )
 from caffe_recipes.run.trainer import Checkpoint, RunPlan
 
@@ -104,7 +105,7 @@ def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
         for folder in {file.parent for file in files}:
             _sync(folder)
     except OSError as error:
-        raise DiskFailed(files[0], f"cannot be written: {error.strerror}") from None
+        raise DiskFailed(files[0], error) from None
     finally:
         for file in files:
             _delete_parts(file)
@@ -141,7 +142,7 @@ def verify_digest(path: Path, sha256: str, what: str, hint: str) -> None:
     try:
         digest = digest_weights(path)
     except OSError as error:
-        raise WeightsError(path, f"{what} cannot be read: {error.strerror}", hint) from None
+        raise WeightsError(path, f"{what} cannot be read: {error.strerror}", hint_for(error, hint)) from None
     if digest != sha256:
         raise WeightsError(path, f"is no longer {what}", hint)
 

@@ -170,8 +170,8 @@ def test_output_to_a_full_disk_is_bad_input_and_not_a_failed_run(tmp_path: Path,
         )
     assert done.returncode == 2
     assert done.stderr == (
-        "Error: cannot write to standard output: No space left on device; check its disk, or write to "
-        "another file\n"
+        "Error: cannot write to standard output: No space left on device; free space on its disk, or "
+        "write to another file\n"
     )
 
 
