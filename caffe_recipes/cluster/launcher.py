@@ -440,9 +440,18 @@ def _name_rank(host: str, rank: str | None) -> str:
     return f"{host}: a rank" if rank is None else f"{host}: rank {rank}"
 
 
-def _describe(host: str, rank: str | None, number: int) -> str:
+def describe_signal(number: int) -> str:
+    """Return what to call the signal that ended a process.
+
+    >>> describe_signal(9), describe_signal(35)
+    ('signal 9 (out of memory?)', 'signal 35')
+    """
     name = _SIGNAL_NAMES.get(number)
-    return f"{_name_rank(host, rank)} was killed by signal {number}" + (f" ({name})" if name else "")
+    return f"signal {number}" + (f" ({name})" if name else "")
+
+
+def _describe(host: str, rank: str | None, number: int) -> str:
+    return f"{_name_rank(host, rank)} was killed by {describe_signal(number)}"
 
 
 def _pick_signal(code: int | None, combined: int) -> int | None:

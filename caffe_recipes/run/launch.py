@@ -202,8 +202,8 @@ class Followed:
     """The outcome of a launch: its log, the host of rank 0, and what was wrong with it or a host.
 
     `unreachable` are the hosts that did not answer when the ranks of a failed launch were ended. If the disk
-    of the log `was_full`, the launcher may have exited because of that. `seconds` is for how long it was
-    followed.
+    of the log `was_full`, the launcher may have exited because of that. `killed_by` is the signal that killed
+    the launcher. `seconds` is for how long it was followed.
     """
 
     tail: LogTail
@@ -212,6 +212,7 @@ class Followed:
     unreachable: tuple[str, ...] = ()
     was_full: bool = False
     seconds: float = 0.0
+    killed_by: int | None = None
 
 
 def follow(run: Run, training: Training, launch: Launch, start: Callable[[], TrainerProcess]) -> Followed:
@@ -252,7 +253,9 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     tail.read(to_end=True)
     if find_failure(tail, training) is not None:
         run.interrupts.raise_asked()
-    return Followed(tail, lead, trouble, tuple(unreachable), monitor.was_full, seconds)
+    return Followed(
+        tail, lead, trouble, tuple(unreachable), monitor.was_full, seconds, killed_by=trainer.killed_by
+    )
 
 
 def end_everywhere(run: Run, lost: str | None = None) -> list[str]:

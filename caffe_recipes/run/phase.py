@@ -65,7 +65,8 @@ _PAUSE_S = 2.0
 def check_trained(run: Run, training: Training, launch: Launch, followed: Followed) -> None:
     """Raise LaunchFailed unless the log shows a complete training that loaded all of its weights."""
     tail, trouble = followed.tail, followed.trouble
-    reason = trouble.what if trouble and trouble.is_spoilt else find_failure(tail, training)
+    failure = find_failure(tail, training, followed.killed_by)
+    reason = trouble.what if trouble and trouble.is_spoilt else failure
     if reason:
         if followed.was_full and trouble is None:
             folder = run.path(launch.log).parent

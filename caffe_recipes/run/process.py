@@ -41,6 +41,7 @@ class TrainerProcess:
         """Refer to the trainer that writes to `log`: our child, or one that a killed run left behind."""
         self.log = log
         self._process = process
+        self._is_stopped = False
 
     def is_running(self) -> bool:
         """Return whether the launcher is running."""
@@ -59,6 +60,12 @@ class TrainerProcess:
             return None
         pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
         return next((pid for pid in pids if _is_trainer_of(pid, log)), None)
+
+    @property
+    def killed_by(self) -> int | None:
+        """The signal that has killed the launcher; None if there was none, or ours, or if it is not known."""
+        code = None if self._process is None or self._is_stopped else self._process.poll()
+        return -code if code is not None and code < 0 else None
 
     def wait(self) -> None:
         """Wait until the launcher has ended, for POLL_S at most."""
@@ -79,6 +86,7 @@ class TrainerProcess:
         """
         deadline = time.monotonic() + GRACE_S
         if self.is_running():  # whoever reads the log later must not take us for the cause
+            self._is_stopped = True
             with suppress(OSError), open_log(self.log) as log:
                 log.write(f"\n{ENDED_BY_US}\n".encode())
         try:

@@ -72,7 +72,7 @@ from caffe_recipes.run.process import (
 from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import ask_slurm, check_over, this_job
-from caffe_recipes.run.snapshots import check_interval, verify_kept
+from caffe_recipes.run.snapshots import check_interval, delete_parts, verify_kept
 from caffe_recipes.run.trainer import RunPlan, Training
 from caffe_recipes.wording import describe_count, describe_names
 
@@ -159,6 +159,8 @@ def run_chain(
         RecipeLock(setting.root, recipe.name).check()
         setting, branches = plan_branches(_preflight(setting, plan, state, reporter), plan, state)
         lock = _acquire_locks(setting, state, stack)
+        for left in (folder, *folder.glob("branches/*")):
+            delete_parts(left)
         journal = latest or create_run(folder, recipe, plan.files)
         stack.callback(journal.close)
         run = Run(journal.state().id, setting, plan, name, journal, reporter, interrupts, lock)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from caffe_recipes.caffe.logs import SATURATED_LOSS, Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
-from caffe_recipes.cluster.launcher import RankExitReader
+from caffe_recipes.cluster.launcher import RankExitReader, describe_signal
 from caffe_recipes.cluster.ranks import Pulse, Silence, Straggler, find_straggler, find_unstarted
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.units import describe_duration, write_clock
@@ -323,10 +323,10 @@ def find_unread(summary: LogSummary, display_iter: int, first_iter: int = 0) -> 
     )
 
 
-def find_failure(tail: LogTail, training: Training) -> str | None:
+def find_failure(tail: LogTail, training: Training, killed_by: int | None = None) -> str | None:
     """Return why a trainer that has ended did not train to the end; None if it did.
 
-    Exit codes do not count.
+    Exit codes do not count. `killed_by` is the signal that killed its launcher, which then reports nothing.
     """
     summary, last = tail.summary, training.last_iter
     is_passed = training.is_stopped and has_passed(summary, training.snapshot, last)
@@ -343,6 +343,8 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
         return None
     at = max(summary.losses, default=None)
     reached = "before the first iteration" if at is None else f"after iteration {at} of {last}"
+    if killed_by is not None:
+        return f"the launcher was killed by {describe_signal(killed_by)} {reached}"
     if tail.ends.cause:
         return f"{tail.ends.cause} {reached}"
     if tail.ends.is_over:
