@@ -403,6 +403,8 @@ class RankExitReader:
             return f"a rank was killed by a signal (the launcher reported: {self._string})"
         if number is None:
             return ""
+        if number == signal.SIGTERM:  # a launcher that gets it passes it on to all ranks
+            return f"the launcher or a rank was killed by {describe_signal(number)}"
         return _describe("" if self.is_unsure else self._host, self._rank, number)
 
     @property

@@ -232,7 +232,7 @@ KILLED_SOMEWHERE = "a rank was killed by signal 9 (out of memory?)"
         (hydra(9, "Killed (signal 9)"), KILLED_SOMEWHERE),
         (hydra(9), KILLED_SOMEWHERE),
         (hydra(137), KILLED_SOMEWHERE),
-        (hydra(143), "a rank was killed by signal 15 (terminated)"),
+        (hydra(143), "the launcher or a rank was killed by signal 15 (terminated)"),
         (
             hydra(9, "Terminated (signal 15)"),
             "a rank was killed by a signal (the launcher reported: Terminated)",
