@@ -141,8 +141,8 @@ _HINTS = {
 }
 
 
-def hint_for(error: Exception, otherwise: str) -> str:
-    """Return what to do about an error of a file or disk; `otherwise` if its number does not show that.
+def hint_for(error: Exception, default: str) -> str:
+    """Return what to do about an error of a file or disk; `default` if its number does not show that.
 
     An error of ours that is an OSError, too, has a `hint` of its own.
 
@@ -150,17 +150,17 @@ def hint_for(error: Exception, otherwise: str) -> str:
     'have its file system mounted read-write, or use another folder'
     """
     own: str | None = getattr(error, "hint", None)
-    return _HINTS.get(getattr(error, "errno", None) or 0, otherwise) if own is None else own
+    return _HINTS.get(getattr(error, "errno", None) or 0, default) if own is None else own
 
 
-def hint_for_reason(reason: str, otherwise: str) -> str:
+def hint_for_reason(reason: str, default: str) -> str:
     """Return the same for what a command on a host has printed, which has no number.
 
     >>> hint_for_reason("mkdir: cannot create directory: Permission denied", "check the path")
     'check its permissions, and those of its folders'
     """
     hints = (hint for number, hint in _HINTS.items() if os.strerror(number) in reason)
-    return next(hints, otherwise)
+    return next(hints, default)
 
 
 def escaped_error(where: str, error: Exception) -> RunFailed:

@@ -251,7 +251,14 @@ def _open_session(
     transport: paramiko.Transport, command: str, timeout_s: float = _OPEN_S
 ) -> paramiko.Channel:
     channel = transport.open_session(timeout=timeout_s)
-    channel.exec_command(command)
+    # Paramiko waits for the reply without limit, and for ever if the connection was lost just before.
+    alarm = threading.Timer(timeout_s, channel.event.set)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        channel.exec_command(command)
+    finally:
+        alarm.cancel()
     return channel
 
 

@@ -457,12 +457,12 @@ class _LaunchMonitor:
             return None
         self._check_at = time.monotonic() + _CHECK_S
         self._reserve_log()
-        said = self._step_wait.said
+        before = self._step_wait.message
         blocked = self._step_wait.look(self._tail)
         if blocked is not None:
             return blocked
-        if self._step_wait.said != said:
-            self._run.notify(self._step_wait.said, self._training.phase)
+        if self._step_wait.message != before:
+            self._run.notify(self._step_wait.message, self._training.phase)
         trouble, suspect = self._watchdog.look(self._tail), self._watchdog.suspect
         if suspect is not None and suspect.host not in self._suspects:
             self._suspects.add(suspect.host)

@@ -159,8 +159,6 @@ def run_chain(
         RecipeLock(setting.root, recipe.name).check()
         setting, branches = plan_branches(_preflight(setting, plan, state, reporter), plan, state)
         lock = _acquire_locks(setting, state, stack)
-        for left in (folder, *folder.glob("branches/*")):
-            delete_parts(left)
         journal = latest or create_run(folder, recipe, plan.files)
         stack.callback(journal.close)
         run = Run(journal.state().id, setting, plan, name, journal, reporter, interrupts, lock)
@@ -188,6 +186,7 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
     run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
     run.emit(RunStarted.here(around.job, around.restarts))
+    delete_parts(run.path(run.folder))
     if run.setting.chosen != Chosen():
         run.emit(run.setting.chosen)
     for line in describe_finished(run.journal.state().finished, run.setting.recipe, run.folder):

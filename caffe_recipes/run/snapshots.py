@@ -159,9 +159,9 @@ _PART = re.compile(r"\.?(.+?)\.part(?:\.[0-9a-f]{8}(?:\.part)?)?")
 
 
 def delete_parts(folder: Path) -> None:
-    """Delete the temporary files that a killed process has left in the folder of a run or branch."""
-    for kept in ("snapshots", "checkpoints"):
-        _delete_parts((folder / kept).glob("*"))
+    """Delete the temporary files that a killed process has left in the folder of a run and its branches."""
+    for pattern in ("snapshots/*", "checkpoints/*", "branches/*/checkpoints/*"):
+        _delete_parts(folder.glob(pattern))
 
 
 def _delete_parts(files: Iterable[Path], of: str | None = None) -> None:

@@ -442,7 +442,7 @@ STEP_WAIT_S = 120.0
 
 
 class StepWait:
-    """How long srun has waited for nodes that other steps hold; `said` is what it says, with these steps.
+    """How long srun has waited for nodes that other steps hold; `message` is what it says, with these steps.
 
     `find_holders` describes the steps; "" if none is known.
     """
@@ -451,20 +451,20 @@ class StepWait:
         """Start before the first line of the log."""
         self._find_holders, self._clock = find_holders, clock
         self._since: float | None = None
-        self.said = ""
+        self.message = ""
 
     def look(self, tail: LogTail) -> Trouble | None:
-        """Update `said`; return the reason to end the launch once srun has waited for STEP_WAIT_S."""
+        """Update `message`; return the reason to end the launch once srun has waited for STEP_WAIT_S."""
         now = self._clock()
         if not tail.step_waits or tail.has_begun:
             self._since = None
             return None
         if self._since is None:
             self._since, holders = now, self._find_holders()
-            self.said = f"{tail.step_waits}; {holders}" if holders else tail.step_waits
+            self.message = f"{tail.step_waits}; {holders}" if holders else tail.step_waits
         if now - self._since < STEP_WAIT_S:
             return None
-        return Trouble(f"no rank has started for {describe_duration(now - self._since)}: {self.said}")
+        return Trouble(f"no rank has started for {describe_duration(now - self._since)}: {self.message}")
 
 
 class Watchdog:

@@ -287,13 +287,13 @@ HOLDERS = "step 8.0 (caffe) on node1, which `scancel 8.0` ends"
 def test_an_srun_that_waits_for_the_nodes_of_other_steps_is_quoted_and_given_up(scene: Scene) -> None:
     wait, tail = StepWait(lambda: HOLDERS, lambda: scene.now), LogTail(scene.log)
     assert wait.look(tail) is None
-    assert wait.said == ""
+    assert wait.message == ""
     scene.log.write_text(f"{BUSY}\n{BUSY.replace('temporarily', 'still')}\n")
     tail.read()
     assert wait.look(tail) is None
-    assert wait.said == f"{BUSY.replace('temporarily', 'still')}; {HOLDERS}"
+    assert wait.message == f"{BUSY.replace('temporarily', 'still')}; {HOLDERS}"
     scene.now += STEP_WAIT_S
-    assert wait.look(tail) == Trouble(f"no rank has started for 2 min 00 s: {wait.said}")
+    assert wait.look(tail) == Trouble(f"no rank has started for 2 min 00 s: {wait.message}")
 
 
 def test_an_srun_whose_step_was_created_waits_no_longer(scene: Scene) -> None:
@@ -301,7 +301,7 @@ def test_an_srun_whose_step_was_created_waits_no_longer(scene: Scene) -> None:
     scene.log.write_text(f"{BUSY}\n")
     tail.read()
     assert wait.look(tail) is None
-    assert wait.said == BUSY
+    assert wait.message == BUSY
     with scene.log.open("a") as log:
         log.write("srun: Step created for StepId=8.1\n")
     tail.read()
