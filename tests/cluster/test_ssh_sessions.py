@@ -8,7 +8,15 @@ from unittest.mock import Mock
 import paramiko
 import pytest
 
-from caffe_recipes.cluster.ssh import _open_session
+from caffe_recipes.cluster.ssh import _Channel, _open_session
+
+
+@pytest.mark.parametrize("error", [EOFError(), OSError("closed"), paramiko.SSHException("timed out")])
+def test_a_session_is_closed_although_its_connection_is_lost(error: Exception) -> None:
+    host, login = Mock(), Mock()
+    session = _Channel(host, Mock(close=Mock(side_effect=error)), login)
+    session.close()
+    host.release.assert_called_once_with(login)
 
 
 def test_a_connection_lost_before_the_command_is_sent_is_not_waited_for_without_end() -> None:
