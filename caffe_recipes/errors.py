@@ -19,6 +19,8 @@ Code that handles an error decides by its class and fields, never by its text. O
 
 from __future__ import annotations
 
+import errno
+import os
 import traceback
 from pathlib import Path
 from typing import Self
@@ -121,9 +123,44 @@ class RunFailed(CaffeRecipesError):
 class DiskFailed(RunFailed):
     """A file, `path`, that could not be written to a disk of this machine."""
 
-    def __init__(self, path: str | Path, what: str) -> None:
+    def __init__(self, path: str | Path, error: OSError) -> None:
         self.path = Path(path)
-        super().__init__(path, what, "check the disk")
+        super().__init__(path, f"cannot be written: {error.strerror}", hint_for(error, "check the disk"))
+
+
+_PERMISSIONS = "check its permissions, and those of its folders"
+_HINTS = {
+    errno.ENOSPC: "free space on its disk",
+    errno.EDQUOT: "delete files of yours there, or have your quota raised",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "have its file system mounted read-write, or use another folder",
+    errno.EACCES: _PERMISSIONS,
+    errno.EPERM: _PERMISSIONS,
+    errno.EIO: "have its disk checked",
+    errno.ESTALE: "have its file system mounted again",
+}
+
+
+def hint_for(error: Exception, default: str) -> str:
+    """Return what to do about an error of a file or disk; `default` if its number does not show that.
+
+    An error of ours that is an OSError, too, has a `hint` of its own.
+
+    >>> hint_for(OSError(errno.EROFS, "Read-only file system"), "check the path")
+    'have its file system mounted read-write, or use another folder'
+    """
+    own: str | None = getattr(error, "hint", None)
+    return _HINTS.get(getattr(error, "errno", None) or 0, default) if own is None else own
+
+
+def hint_for_reason(reason: str, default: str) -> str:
+    """Return the same for what a command on a host has printed, which has no number.
+
+    >>> hint_for_reason("mkdir: cannot create directory: Permission denied", "check the path")
+    'check its permissions, and those of its folders'
+    """
+    hints = (hint for number, hint in _HINTS.items() if os.strerror(number) in reason)
+    return next(hints, default)
 
 
 def escaped_error(where: str, error: Exception) -> RunFailed:

@@ -26,7 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.errors import CaffeRecipesError, hint_for
 from caffe_recipes.limits import LIMITS_VARIABLE, hint_at_limit, limit
 from caffe_recipes.wording import did_you_mean, printable
 
@@ -44,6 +44,7 @@ class UntrustedPathError(PermissionError):
     """Raised for a path where another user could have put a file or could exchange ours."""
 
     why = ""  # the reason, without what to do next
+    hint = ""  # its text ends with what to do
 
 
 def name_beside(path: Path) -> Path:
@@ -605,7 +606,7 @@ def reading(path: str | Path, fault: type[CaffeRecipesError], hint: str) -> Iter
     try:
         yield
     except OSError as error:
-        raise fault(path, f"cannot be read: {error.strerror or error}", hint) from None
+        raise fault(path, f"cannot be read: {error.strerror or error}", hint_for(error, hint)) from None
 
 
 def load_within(path: str | Path, name: str, fault: type[CaffeRecipesError], hint: str) -> bytes:
@@ -639,7 +640,7 @@ def load_yaml_text(path: Path, kind: str, fault: type[CaffeRecipesError]) -> str
     except UntrustedPathError as error:
         raise fault(path, f"is not used: {error.why}", _HAVE_COPIED) from None
     except OSError as error:
-        hint = f"give the path to a {kind}'s YAML"
+        hint = hint_for(error, f"give the path to a {kind}'s YAML")
         if isinstance(error, FileNotFoundError):
             hint = did_you_mean(path.name, _yaml_names(path.parent), hint)
         raise fault(path, f"cannot be read: {error.strerror or error}", hint) from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import copy
+import errno
+import os
 import pickle
 from collections.abc import Iterator
 from functools import cache
@@ -11,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.errors import ClusterError, CommandTimedOut, DiskFailed, HostFailed, InputError
+from caffe_recipes.errors import (
+    ClusterError,
+    CommandTimedOut,
+    DiskFailed,
+    HostFailed,
+    InputError,
+    hint_for,
+    hint_for_reason,
+)
+from caffe_recipes.files import UntrustedPathError
 
 SOURCE = Path(__file__).resolve().parent.parent / "caffe_recipes"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -126,7 +137,7 @@ def test_an_error_that_is_reworded_keeps_its_class_and_fields() -> None:
     [
         InputError("a.yaml:3", "unknown key", "did you mean 'net'?"),
         HostFailed("node1", "is down", "check it", "/tmp"),
-        DiskFailed("/tmp/a", "is full"),
+        DiskFailed("/tmp/a", OSError(28, "No space left on device")),
         HostFailed("node1", "is down").reworded(what="is down (and 2 more hosts failed)"),
     ],
 )
@@ -140,3 +151,27 @@ def test_a_failure_of_a_host_is_not_bad_input_and_has_its_own_exit_code() -> Non
     assert not isinstance(error, InputError)
     assert isinstance(error, ClusterError)
     assert error.exit_code == InputError("", "").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "free space on its disk"),
+        (errno.EDQUOT, "delete files of yours there, or have your quota raised"),
+        (errno.EROFS, "have its file system mounted read-write, or use another folder"),
+        (errno.EACCES, "check its permissions, and those of its folders"),
+        (errno.EIO, "have its disk checked"),
+        (errno.ESTALE, "have its file system mounted again"),
+        (errno.ENOENT, "check the path"),
+    ],
+)
+def test_the_hint_follows_the_error_of_the_disk(number: int, hint: str) -> None:
+    error = OSError(number, os.strerror(number))
+    assert hint_for(error, "check the path") == hint
+    assert hint_for_reason(f"mkdir: '/tmp/a': {os.strerror(number)}", "check the path") == hint
+    if hint != "check the path":
+        assert DiskFailed("/tmp/a", error).hint == hint
+
+
+def test_an_untrusted_path_has_a_hint_of_its_own_in_its_text() -> None:
+    assert hint_for(UntrustedPathError(errno.EACCES, "is world-writable; choose another"), "check it") == ""

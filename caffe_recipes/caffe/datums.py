@@ -22,13 +22,13 @@ from google.protobuf.message import DecodeError
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.image_headers import ImageShape, image_shape
 from caffe_recipes.caffe.lmdb_pages import PageTree, load_tree
-from caffe_recipes.errors import CaffeRecipesError, DataError, RunFailed
-from caffe_recipes.files import UntrustedPathError, make_own_folder, name_beside
+from caffe_recipes.errors import CaffeRecipesError, DataError, RunFailed, hint_for
+from caffe_recipes.files import make_own_folder, name_beside
 from caffe_recipes.limits import hint_at_limit, limit
 
-# Errors of the machine, not of the user's input. LMDB reports an incomplete write as EIO.
-_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
-_FAILED = _FULL | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+# Errors of the machine, not of the user's input.
+_FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE}
+_FAILED |= {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 @contextmanager
@@ -47,12 +47,13 @@ def writing(out: Path, then: str = "") -> Iterator[None]:
         hint = "check the path and its permissions, or give another path"
         if number in _FAILED:
             kind, hint = RunFailed, "check this machine's memory, limits (ulimit -a) and disks"
-        if number in _FULL:
-            hint = "free space on its disk"
-        hints = [then] if isinstance(error, UntrustedPathError) else [hint, then]  # it has a hint of its own
-        why = error.strerror if isinstance(error, OSError) else os.strerror(number)
-        what = f"cannot be written: {why}"
-        raise kind(out, what, "; ".join(filter(None, hints))) from None
+        if isinstance(error, OSError):
+            why, hint = error.strerror, hint_for(error, hint)
+        elif number == errno.EIO:  # LMDB's own error for an incomplete write
+            why, hint = os.strerror(number), "free space on its disk, or have it checked"
+        else:
+            why, hint = os.strerror(number), hint_for(OSError(number, ""), hint)
+        raise kind(out, f"cannot be written: {why}", "; ".join(filter(None, (hint, then)))) from None
 
 
 # LMDB forbids opening a file twice in one process, but a TRAIN and a TEST net may read the same one.
@@ -155,7 +156,7 @@ def open_datums(path: str | Path) -> Datums:
         raise DataError(path, "is a file", "give the folder that holds data.mdb") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = getattr(error, "strerror", None) or error
-        raise DataError(path, f"cannot be read: {reason}", "check the path and its permissions") from None
+        raise DataError(path, f"cannot be read: {reason}", hint_for(error, "check the path")) from None
     except lmdb.Error as error:
         raise DataError(path, _reason(file, error), "build or copy the LMDB again") from None
     if tree is None:

@@ -32,7 +32,7 @@ from caffe_recipes.caffe.text.comments import Comment
 from caffe_recipes.caffe.text.parser import ForeignName, NewerForm, parse_text
 from caffe_recipes.caffe.text.tokens import TOKEN, find_foreign_byte, line_column
 from caffe_recipes.caffe.text.writer import write_text
-from caffe_recipes.errors import PrototxtError
+from caffe_recipes.errors import PrototxtError, hint_for
 from caffe_recipes.files import read_bytes
 
 __all__ = [
@@ -90,7 +90,7 @@ def read_prototxt(path: str | Path, max_bytes: int = MOST_BYTES) -> str:
         data = read_bytes(path, max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
-        raise PrototxtError(path, f"cannot be read: {reason}", "check the path") from error
+        raise PrototxtError(path, f"cannot be read: {reason}", hint_for(error, "check the path")) from error
     return decode_prototxt(data, path, max_bytes)
 
 

@@ -20,7 +20,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shape_rules import MAX_AXES, Images, Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.caffe.upgrade import V1_TYPES
-from caffe_recipes.errors import DataError, WeightsError
+from caffe_recipes.errors import DataError, WeightsError, hint_for
 from caffe_recipes.files import NotAFileError, load_within, open_file, write_whole
 from caffe_recipes.limits import hint_at_limit, limit
 from caffe_recipes.wording import describe_count
@@ -110,7 +110,8 @@ def save_message(message: Message, path: str | Path) -> None:
     try:
         write_whole({Path(path): message.SerializeToString(deterministic=True)}, is_synced=True)
     except OSError as error:
-        raise WeightsError(path, f"cannot be written: {error.strerror}", "check its folder") from None
+        hint = hint_for(error, "check its folder")
+        raise WeightsError(path, f"cannot be written: {error.strerror}", hint) from None
 
 
 def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = pb.TRAIN) -> list[str]:
@@ -249,7 +250,7 @@ def _read(path: str | Path, kind: str) -> bytes:
         data = None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = getattr(error, "strerror", None) or error
-        raise WeightsError(path, f"cannot be read: {reason}", hint) from None
+        raise WeightsError(path, f"cannot be read: {reason}", hint_for(error, hint)) from None
     if data is None:
         raise WeightsError(path, f"is not a {kind}: expected a file of at most 2 GiB", hint)
     if not data:

@@ -20,7 +20,7 @@ from caffe_recipes.data.check import Problem, check_lmdb, render_json, render_te
 from caffe_recipes.data.digits import build_digits
 from caffe_recipes.data.images import Pictures, Settings, require_opencv
 from caffe_recipes.data.tfrecords import is_records
-from caffe_recipes.errors import CheckFailed, InputError
+from caffe_recipes.errors import CheckFailed, InputError, hint_for
 from caffe_recipes.files import check_replaceable, write_whole
 from caffe_recipes.limits import MOST_RECORD_FILES
 from caffe_recipes.review.columns import wrap_line
@@ -475,4 +475,5 @@ def _check_sheet(sheet: Path) -> None:
     try:
         check_replaceable(sheet)
     except OSError as error:
-        raise InputError(sheet, f"cannot be written: {error.strerror}", "give another path") from None
+        hint = hint_for(error, "give another path")
+        raise InputError(sheet, f"cannot be written: {error.strerror}", hint) from None

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import click
 
 from caffe_recipes.cli.options import examples
-from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error, hint_for
 from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
 from caffe_recipes.wording import did_you_mean, one_line
 
@@ -146,7 +146,11 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.ClickException as error:
         _fail(_one_line(error), error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        if isinstance(
+            error.__cause__, EOFError
+        ):  # for click it is a Ctrl-D; none of ours may end so silently
+            _fail(str(escaped_error("", error.__cause__)), 3)
         sys.exit(130)
     except CaffeRecipesError as error:
         _fail(str(error), error.exit_code)
@@ -164,7 +168,7 @@ def main() -> None:
             _fail(f"{error.filename}: {error.strerror}", 3 if error.errno in _FAILED else 2)
         _drop_output()
         if _raised_in(error).endswith(_PRINTERS):  # not a failed run: a run survives this
-            why, hint = error.strerror, "check its disk, or write to another file"
+            why, hint = error.strerror, f"{hint_for(error, 'check its disk')}, or write to another file"
             _fail(f"cannot write to standard output: {why}; {hint}", 2)
         _fail(str(error), 3 if error.errno in _FAILED else 2)
 

@@ -27,7 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from caffe_recipes.errors import ClusterError, CommandTimedOut, DiskFailed, HostFailed
+from caffe_recipes.errors import (
+    ClusterError,
+    CommandTimedOut,
+    DiskFailed,
+    HostFailed,
+    hint_for,
+    hint_for_reason,
+)
 from caffe_recipes.files import name_beside
 from caffe_recipes.limits import hint_at_limit, limit
 
@@ -322,7 +329,8 @@ def put_file(host: Host, path: Path, to: str) -> None:
                 _send(command, file, moved)
                 _check(command, to)
     except OSError as error:
-        raise ClusterError(path, f"cannot be copied: {error.strerror}", "check the file") from None
+        hint = hint_for(error, "check the file")
+        raise ClusterError(path, f"cannot be copied: {error.strerror}", hint) from None
 
 
 def fetch_file(host: Host, path: str, to: Path) -> None:
@@ -339,7 +347,7 @@ def fetch_file(host: Host, path: str, to: Path) -> None:
             raise HostFailed(host.name, what, "is the file still being written?", path)
         part.replace(to)
     except OSError as error:
-        raise DiskFailed(to, f"cannot be written: {error.strerror}") from None
+        raise DiskFailed(to, error) from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -397,7 +405,8 @@ def _check(command: Running, place: str) -> None:
     if code != 0:
         reason = " ".join(command.errors().split()) or f"exit code {code}"
         what = f"cannot be copied: {reason.rpartition(': ')[2]}"
-        raise HostFailed(command.host, what, "check the path and the disk", place)
+        hint = hint_for_reason(reason, "check the path and the disk")
+        raise HostFailed(command.host, what, hint, place)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Errors of ssh and of the operating system become ClusterErrors that name the hos
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 import socket
@@ -14,9 +15,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
@@ -245,9 +247,8 @@ def ask_all(
             begun[index] = time.monotonic()
         return act(hosts[index])
 
-    pool = ThreadPoolExecutor(min(at_once, max(1, len(hosts))), thread_name_prefix="hosts")
+    futures = start_threads([partial(timed, index) for index in range(len(hosts))], at_once)
     try:
-        futures = [pool.submit(timed, index) for index in range(len(hosts))]
         late: set[int] = set()
         while left := {index for index, future in enumerate(futures) if not future.done()} - late:
             wait([futures[index] for index in left], timeout=_next_deadline_s(begun, left, timeout_s))
@@ -263,7 +264,35 @@ def ask_all(
             for index, (host, future) in enumerate(zip(hosts, futures, strict=True))
         )
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in futures:
+            future.cancel()
+
+
+def start_threads(calls: Sequence[Callable[[], T]], at_once: int = 1) -> list[Future[T]]:
+    """Make some calls in `at_once` threads; return their futures, which may be cancelled.
+
+    Unlike those of a ThreadPoolExecutor, the threads do not delay the end of the program: one that waits for
+    a dead host could do so for ever.
+    """
+    futures: list[Future[T]] = [Future() for _ in calls]
+    waiting = queue.SimpleQueue[tuple[Future[T], Callable[[], T]]]()
+    for each in zip(futures, calls, strict=True):
+        waiting.put(each)
+
+    def work() -> None:
+        with suppress(queue.Empty):
+            while True:
+                future, call = waiting.get_nowait()
+                if not future.set_running_or_notify_cancel():
+                    continue
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # raised where the result is read
+                    future.set_exception(error)
+
+    for _ in range(min(at_once, len(calls))):
+        threading.Thread(target=work, daemon=True).start()
+    return futures
 
 
 def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: float) -> dict[str, str]:

@@ -78,6 +78,7 @@ class RankLaunch:
     modules: tuple[str, ...] = ()
     path: str = ""
     container: Container | None = None
+    step: str = ""
 
     def argv(self, command: Sequence[str]) -> tuple[str, ...]:
         """Return the argv that starts `command` on every rank.
@@ -172,7 +173,8 @@ def _srun_words(launch: RankLaunch) -> tuple[str, ...]:
     shape = (f"--ntasks={launch.ranks}", f"--nodes={len(launch.hosts)}")
     places = ("--distribution=arbitrary", f"--nodelist={placed}")
     ways = ("--mpi=pmi2", "--label", "--export=ALL", "--disable-status", "--cpu-bind=none")
-    return ("srun", *ways, *launch.option_words, *shape, *places)
+    name = (f"--job-name={launch.step}",) if launch.step else ()
+    return ("srun", *ways, *name, *launch.option_words, *shape, *places)
 
 
 def _ibrun_words(launch: RankLaunch) -> tuple[str, ...]:
@@ -277,8 +279,31 @@ def ssh_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {"SSH_ASKPASS_REQUIRE": "never", **options}
 
 
+def step_environment(name: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a launcher inside a Slurm job: its step shares nodes, and hydra's has a name.
+
+    The step of a launch that was given up because a node is lost holds the other nodes until Slurm gives up
+    that node. From srun(1): a step that overlaps shares all resources of its nodes with other steps. Hydra
+    splits its options for srun at blanks (MPICH, slurm_launch.c). Options in `environment` are kept.
+
+    >>> step_environment("0123456789abcdef/init-1", {"I_MPI_HYDRA_BOOTSTRAP": "ssh"})
+    {'SLURM_OVERLAP': '1', 'HYDRA_LAUNCHER_EXTRA_ARGS': '--job-name=0123456789abcdef/init-1'}
+    """
+    options = {
+        words: " ".join(filter(None, (f"--job-name={name}", environment.get(words))))
+        for words, programs in _SSH_VARIABLES.items()
+        if _starter(environment, programs) in (None, "slurm")
+    }
+    return {"SLURM_OVERLAP": "1", **options}
+
+
+def _starter(environment: Mapping[str, str], programs: tuple[str, ...]) -> str | None:
+    """Return what hydra is told to start its proxies with, if it is told."""
+    return next((environment[name] for name in programs if environment.get(name)), None)
+
+
 def _starts_ssh(environment: Mapping[str, str], programs: tuple[str, ...]) -> bool:
-    starter = next((environment[name] for name in programs if environment.get(name)), None)
+    starter = _starter(environment, programs)
     return starter == "ssh" if starter else not any(environment.get(name) for name in _BATCH_SYSTEMS)
 
 
@@ -310,7 +335,13 @@ _OUT_OF_MEMORY = "Out Of Memory"
 # are taken for signals.
 _SIGNAL_NAMES = {number: (signal.strsignal(number) or "").lower() for number in (4, 6, 7, 8, 9, 11, 15)}
 _SIGNAL_NAMES[9] = "out of memory?"
+# What launchers send to all ranks, on all hosts at once, when one has ended or they are told to end.
+_SENT_BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)
 _SIGNAL_BY_TEXT = {signal.strsignal(number): number for number in _SIGNAL_NAMES}
+
+
+# The line that a run adds to the log of a launch when it ends it.
+ENDED_BY_US = "caffe-recipes: ending the ranks"
 
 
 class RankExitReader:
@@ -330,10 +361,16 @@ class RankExitReader:
         self._code: int | None = None
         self._signal: int | None = None
         self._is_cancelled = False
+        self.is_over = (
+            False  # once the run itself ends the ranks; what the launcher then reports does not count
+        )
         self.not_started: list[str] = []  # distinct error lines from ssh
 
     def feed(self, line: str) -> None:
         """Process the next line, without its rank label."""
+        self.is_over = self.is_over or line == ENDED_BY_US
+        if self.is_over:
+            return
         is_error = len(line) <= _MAX_ERROR_LENGTH and _NOT_STARTED.fullmatch(line) is not None
         if is_error and line[:_MAX_LINE_LENGTH] not in self.not_started[-_MAX_LINES:]:
             self.not_started = [*self.not_started[-_MAX_LINES:], line[:_MAX_LINE_LENGTH]]
@@ -358,21 +395,36 @@ class RankExitReader:
 
     @property
     def cause(self) -> str:
-        """A sentence with the host where a rank was ended, and the signal; "" if the launcher names none."""
+        """A sentence with the signal that ended a rank, and its host if known; "" if none is reported."""
         if self._by_slurm or not self._host:
             return self._by_slurm
-        number = self._signal
+        number = self._number
         if number is None and self._string:
-            who = _name_rank(self._host, self._rank)
-            return f"{who} was killed by a signal (the launcher reported: {self._string})"
-        if (
-            number is None
-            and self._code is not None
-            and self._code % 128 in _SIGNAL_NAMES
-            and self._code < 256
-        ):
-            number = self._code % 128
-        return _describe(self._host, self._rank, number) if number is not None else ""
+            return f"a rank was killed by a signal (the launcher reported: {self._string})"
+        if number is None:
+            return ""
+        if number == signal.SIGTERM:  # a launcher that gets it passes it on to all ranks
+            return f"the launcher or a rank was killed by {describe_signal(number)}"
+        return _describe("" if self.is_unsure else self._host, self._rank, number)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the first rank that ended may have run on any host.
+
+        Hydra ends all ranks when a signal has killed one, and then reports those that it finds first, which
+        may be any; srun reports each as it ends.
+        """
+        if self._by_slurm or not self._host:
+            return False
+        number = self._number
+        return bool(self._string) if number is None else number in _SENT_BY_LAUNCHERS
+
+    @property
+    def _number(self) -> int | None:
+        code = self._code
+        if self._signal is not None or self._string or code is None:
+            return self._signal
+        return code % 128 if code % 128 in _SIGNAL_NAMES and code < 256 else None
 
     def _read_srun(self, host: str, rank: str | None, word: str) -> None:
         if word == _OUT_OF_MEMORY:
@@ -385,12 +437,23 @@ class RankExitReader:
 
 
 def _name_rank(host: str, rank: str | None) -> str:
+    if not host:
+        return "a rank"
     return f"{host}: a rank" if rank is None else f"{host}: rank {rank}"
 
 
-def _describe(host: str, rank: str | None, number: int) -> str:
+def describe_signal(number: int) -> str:
+    """Return what to call the signal that ended a process.
+
+    >>> describe_signal(9), describe_signal(35)
+    ('signal 9 (out of memory?)', 'signal 35')
+    """
     name = _SIGNAL_NAMES.get(number)
-    return f"{_name_rank(host, rank)} was killed by signal {number}" + (f" ({name})" if name else "")
+    return f"signal {number}" + (f" ({name})" if name else "")
+
+
+def _describe(host: str, rank: str | None, number: int) -> str:
+    return f"{_name_rank(host, rank)} was killed by {describe_signal(number)}"
 
 
 def _pick_signal(code: int | None, combined: int) -> int | None:

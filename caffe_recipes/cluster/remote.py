@@ -25,7 +25,7 @@ from typing import Literal
 
 from caffe_recipes.cluster.commands import COMMAND_S, MAX_TRANSFER_S, Completed, Host, too_long
 from caffe_recipes.cluster.hosts import ask_all, first_error
-from caffe_recipes.errors import ClusterError, HostFailed
+from caffe_recipes.errors import ClusterError, HostFailed, hint_for_reason
 from caffe_recipes.files import reading
 from caffe_recipes.limits import limit
 
@@ -69,8 +69,8 @@ def call(
 ) -> list[str]:
     """Call a function of a program on a host; return its records, at least one.
 
-    Raises NodeRefusal, with `hint`, if the last record begins with `refused`, and HostFailed if the program
-    fails or returns no records. Both errors name `place`, a path on the host.
+    Raises NodeRefusal, with `hint` unless the disk is to blame, if the last record begins with `refused`, and
+    HostFailed if the program fails or returns no records. Both errors name `place`, a path on the host.
     """
     token, argv = _command(program, function, words)
     done = run(host, argv, timeout_s)
@@ -81,7 +81,7 @@ def call(
     verdict, _, reason = records[-1].partition(" ")
     if verdict == "refused":
         what = reason.strip() or f"`{function}` failed without a reason"
-        raise NodeRefusal(host.name, what, hint, place)
+        raise NodeRefusal(host.name, what, hint_for_reason(what, hint), place)
     return records
 
 

@@ -139,9 +139,14 @@ def find_submission(host: Host, name: str, cluster: str = "") -> Job | None:
 
 
 def cancel_jobs(
-    host: Host, ids: Iterable[int], *, signal: str | None = None, batch: bool = False, cluster: str = ""
+    host: Host,
+    ids: Iterable[int | str],
+    *,
+    signal: str | None = None,
+    batch: bool = False,
+    cluster: str = "",
 ) -> None:
-    """Cancel jobs, or send a signal to their steps, or with `batch` only to their scripts.
+    """Cancel jobs or steps, or send a signal to the steps of jobs, or with `batch` only to their scripts.
 
     Jobs that have ended or are unknown are skipped. Raises SchedulerAway, and ClusterError if Slurm refuses.
     """

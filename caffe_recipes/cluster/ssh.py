@@ -206,7 +206,7 @@ class _Channel:
             raise HostFailed(self.host.name, what, "see its output") from None
 
     def end_input(self) -> None:
-        with suppress(OSError, EOFError):
+        with suppress(*FAILURES):
             self.channel.shutdown_write()
 
     def code(self) -> int:
@@ -223,7 +223,7 @@ class _Channel:
                 killer = self._execute_beside(f"kill -TERM {pid}")
                 self.channel.status_event.wait(2 * GRACE_S)
                 killer.close()
-        except (ClusterError, OSError, EOFError, paramiko.SSHException):
+        except (ClusterError, *FAILURES):
             pass
         if self.channel.exit_status_ready():
             return
@@ -242,7 +242,8 @@ class _Channel:
             return self.host.execute_over_new_connection(command)
 
     def close(self) -> None:
-        self.channel.close()
+        with suppress(*FAILURES):  # it says so to a host whose connection may be lost by now
+            self.channel.close()
         if self.login is not None:
             self.host.release(self.login)
 
@@ -251,7 +252,14 @@ def _open_session(
     transport: paramiko.Transport, command: str, timeout_s: float = _OPEN_S
 ) -> paramiko.Channel:
     channel = transport.open_session(timeout=timeout_s)
-    channel.exec_command(command)
+    # Paramiko waits for the reply without limit, and for ever if the connection was lost just before.
+    alarm = threading.Timer(timeout_s, channel.event.set)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        channel.exec_command(command)
+    finally:
+        alarm.cancel()
     return channel
 
 

@@ -42,7 +42,7 @@ from caffe_recipes.data.manifest import (
     load_manifest,
     write_manifest,
 )
-from caffe_recipes.errors import DataError, InputError, RunFailed
+from caffe_recipes.errors import DataError, InputError, RunFailed, hint_for
 from caffe_recipes.files import (
     check_replaceable,
     lock,
@@ -497,7 +497,8 @@ def load_pictures(
         kind = "folder" if images.is_dir() else "tar" if is_archive(images) else "list"
     except (OSError, ValueError) as error:
         what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise DataError(images, what, "give a list, a folder or a tar of images") from None
+        hint = hint_for(error, "give a list, a folder or a tar of images")
+        raise DataError(images, what, hint) from None
     named = "leave it out: a list has no class names; those of a folder are the names of its subfolders"
     for name, given, kinds, hint in (
         ("--root", root, ("list",), "leave it out"),

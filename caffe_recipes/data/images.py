@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
-from caffe_recipes.errors import DataError
+from caffe_recipes.errors import DataError, hint_for
 from caffe_recipes.file_format import take_format
 from caffe_recipes.files import load_within, read_within, too_large
 from caffe_recipes.limits import limit
@@ -287,9 +287,8 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
         with os.scandir(folder) as entries:
             seen = sorted((entry.name, entry.is_dir()) for entry in entries if entry.name[0] != ".")
     except OSError as error:
-        raise DataError(
-            error.filename, f"cannot be read: {error.strerror}", "give a list or a folder"
-        ) from None
+        hint = hint_for(error, "give a list or a folder")
+        raise DataError(error.filename, f"cannot be read: {error.strerror}", hint) from None
     names = [name for name, is_folder in seen if is_folder]
     if not names:
         hint = "make a subfolder for each class, or give a list of images"
@@ -326,7 +325,8 @@ def _find_files(folder: Path) -> Iterator[Path]:
     """Yield all files in and below a folder, sorted."""
 
     def fail(error: OSError) -> None:
-        raise DataError(error.filename, f"cannot be read: {error.strerror}", "check its permissions")
+        hint = hint_for(error, "check its permissions")
+        raise DataError(error.filename, f"cannot be read: {error.strerror}", hint)
 
     for parent, folders, files in os.walk(folder, onerror=fail):
         folders.sort()

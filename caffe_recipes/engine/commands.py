@@ -29,7 +29,7 @@ from caffe_recipes.engine.settings import load_net, test_nets, train_net
 from caffe_recipes.engine.snapshot import check_complete, check_snapshot_folder, copy_history, copy_weights
 from caffe_recipes.engine.solver import SignalRequests, Solver, format_output
 from caffe_recipes.engine.updates import flatten_params
-from caffe_recipes.errors import DataError, InputError, RunFailed
+from caffe_recipes.errors import DataError, DiskFailed, InputError, RunFailed, hint_for
 from caffe_recipes.files import check_replaceable, write_whole
 from caffe_recipes.wording import describe_count
 
@@ -232,7 +232,8 @@ def check_output_path(out: str) -> None:
     try:
         check_replaceable(Path(out))
     except OSError as error:
-        raise InputError(out, f"cannot be written: {error.strerror}", "give another file with -out") from None
+        hint = hint_for(error, "give another file with -out")
+        raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
 
 
 @torch.no_grad()
@@ -308,4 +309,4 @@ def _write(out: str, scores: NDArray[np.float32], labels: NDArray[np.int32]) -> 
     try:
         write_whole({Path(out): buffer.getvalue()})
     except OSError as error:
-        raise RunFailed(out, f"cannot be written: {error.strerror}", "check its folder and disk") from None
+        raise DiskFailed(out, error) from None

@@ -15,7 +15,7 @@ from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.ops import format_shape
 from caffe_recipes.engine.updates import ParamGroup, view_as_blob
-from caffe_recipes.errors import InputError, WeightsError
+from caffe_recipes.errors import InputError, WeightsError, hint_for
 from caffe_recipes.files import check_replaceable
 from caffe_recipes.wording import describe_count, find_nearest, plural
 
@@ -40,7 +40,8 @@ def check_snapshot_folder(prefix: str) -> None:
         check_replaceable(Path(snapshot_name(prefix, 0, ".caffemodel")))
     except OSError as error:
         what = f"cannot write snapshots there: {error.strerror}"
-        raise InputError(f"snapshot_prefix '{prefix}'", what, "check its folder") from None
+        hint = hint_for(error, "check its folder")
+        raise InputError(f"snapshot_prefix '{prefix}'", what, hint) from None
 
 
 def build_net_message(net: RunnableNet) -> pb.NetParameter:

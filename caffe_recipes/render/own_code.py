@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, NoReturn
 
-from caffe_recipes.errors import CaffeRecipesError, RecipeError
+from caffe_recipes.errors import CaffeRecipesError, RecipeError, hint_for
 from caffe_recipes.file_format import FORMAT
 from caffe_recipes.files import UntrustedPathError, private_cache, read_pieces, read_trusted, write_cache_file
 
@@ -365,7 +365,8 @@ def _failed(where: str, module: str, error: BaseException) -> RecipeError:
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, OSError) and frames[-1][0] == read_trusted.__code__.co_filename:
         file = Path(error.filename or f"{module}.py").name
-        return RecipeError(where, f"{file} cannot be read: {error.strerror}", "check its permissions")
+        hint = hint_for(error, "check its permissions")
+        return RecipeError(where, f"{file} cannot be read: {error.strerror}", hint)
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
     theirs = [frame for frame in frames if Path(frame[0]).stem == module.rpartition(".")[2]]

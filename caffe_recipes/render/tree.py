@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
-from caffe_recipes.errors import InputError, RecipeError
+from caffe_recipes.errors import InputError, RecipeError, hint_for
 from caffe_recipes.files import (
-    UntrustedPathError,
     check_trusted,
     make_parents,
     read_bytes,
@@ -165,8 +164,7 @@ def _head(path: Path) -> str:
 
 
 def _unusable(error: OSError, verb: str, path: Path) -> InputError:
-    has_hint = isinstance(error, UntrustedPathError)
-    hint = "" if has_hint else "check the path, its permissions and the disk"
+    hint = hint_for(error, "check the path and the disk")
     return InputError(error.filename or path, f"cannot be {verb}: {error.strerror}", hint)
 
 

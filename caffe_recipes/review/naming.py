@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, NoReturn
 
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files import read_bytes
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
 
@@ -239,7 +239,8 @@ def is_pipe_or_device(path: str | Path) -> bool:
 
 def refuse_unreadable(error: OSError) -> NoReturn:
     """Raise InputError for a folder that os.walk cannot list, and would skip silently."""
-    raise InputError(error.filename, f"cannot be read: {error.strerror}", "check its permissions") from None
+    hint = hint_for(error, "check its permissions")
+    raise InputError(error.filename, f"cannot be read: {error.strerror}", hint) from None
 
 
 def _roots(home: Path, given: str) -> Iterator[Path]:

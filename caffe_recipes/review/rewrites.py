@@ -28,7 +28,7 @@ from caffe_recipes.caffe.prototxt import (
 )
 from caffe_recipes.caffe.text.comments import comment_text
 from caffe_recipes.caffe.text.tokens import TOKEN, line_column
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files import render_unified, write_whole
 from caffe_recipes.quoting import Home, is_quotable, refuse_foreign_link
 from caffe_recipes.review.lint.rules import Finding, Fix, split_place
@@ -108,7 +108,7 @@ def save_rewrites(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
         write_whole({Path(rewrite.path): encode_prototxt(rewrite.after) for rewrite in changed})
     except OSError as error:
         what = f"cannot be written ({error.strerror})"
-        raise InputError(error.filename, what, "check its folder, its permissions and the disk") from error
+        raise InputError(error.filename, what, hint_for(error, "check its folder and the disk")) from error
     return changed
 
 

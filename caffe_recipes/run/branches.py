@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 
 from caffe_recipes.cluster.hosts import open_all
-from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
+from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed, hint_for
 from caffe_recipes.run.context import Run, Setting
 from caffe_recipes.run.events import Branched, Created, Failed, Launch, RunStarted, RunState
 from caffe_recipes.run.journal import JOURNAL, Journal, find_open_launches, name_branch
@@ -65,7 +65,8 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
         for name in ("logs", "checkpoints"):
             run.path(f"{folder}/{name}").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFailed(run.path(folder), f"cannot be created: {error.strerror}", "check the disk") from None
+        what = f"cannot be created: {error.strerror}"
+        raise RunFailed(run.path(folder), what, hint_for(error, "check the disk")) from None
     journal = Journal(run.path(folder) / JOURNAL, create=True)
     name = name_branch(run.id, phase)
     if not journal.state().id:

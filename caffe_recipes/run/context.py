@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -175,9 +175,9 @@ class Setting:
         names = [host.name for host in self.hosts]
         return plan_launch(self.recipe, self.profile, names, hostfile, self.environment["PATH"])
 
-    def training_argv(self, arguments: Sequence[str], hostfile: str) -> tuple[str, ...]:
-        """Return the argv that starts the trainer on every rank."""
-        launch = self.launch(hostfile)
+    def training_argv(self, arguments: Sequence[str], hostfile: str, step: str = "") -> tuple[str, ...]:
+        """Return the argv that starts the trainer on every rank; `step` names srun's step."""
+        launch = replace(self.launch(hostfile), step=step)
         return launch.argv(launch.in_container((self.program, *arguments, *self.chosen.arguments)))
 
     def trainer_argv(self, arguments: Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Observer
 from caffe_recipes.run.events import Branched, Event, Launch, RunStarted, is_trained
@@ -119,7 +119,7 @@ class _Output:
             self.descriptor = os.open(self.path, flags, 0o666)
         except OSError as error:
             what = f"cannot be written: {error.strerror}"
-            raise InputError(self.path, what, "check the Caffe root and its disk") from None
+            raise InputError(self.path, what, hint_for(error, "check the Caffe root")) from None
 
     def relay(self, pipe: int, to: Relay) -> None:
         """Read the new output and reports, and pass the output to a function, one whole line at a time.

@@ -22,7 +22,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.prototxt import digest, load_prototxt
 from caffe_recipes.cluster.staging.file_sets import find_source, known_digest
-from caffe_recipes.errors import InputError, RunFailed, WeightsError
+from caffe_recipes.errors import InputError, RunFailed, WeightsError, hint_for
 from caffe_recipes.file_format import FORMAT
 from caffe_recipes.files import cache_folder
 from caffe_recipes.limits import limit
@@ -491,7 +491,8 @@ def _predict(
             code = place.call(argv, place.root, environment, output)
     except OSError as error:
         where = error.filename or place.program
-        raise RunFailed(str(where), f"cannot predict: {error.strerror}", "check the disk") from None
+        what = f"cannot predict: {error.strerror}"
+        raise RunFailed(str(where), what, hint_for(error, "check the disk")) from None
     if code:
         _raise_failure(f"{member.name} on {tested.lmdb}", log, code, hint)
     found = load_predictions(out)

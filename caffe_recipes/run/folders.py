@@ -18,7 +18,7 @@ from typing import Any
 
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.config import with_tuples
-from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.errors import InputError, RunFailed, hint_for
 from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files import name_beside, read_within, write_whole
 from caffe_recipes.recipe.model import AnyRecipe, validate_frozen
@@ -150,7 +150,7 @@ def create_run(
         what = f"cannot be created: {error.strerror}"
         # Only another run creates a folder with that name.
         exists = error.errno in (errno.EEXIST, errno.ENOTEMPTY)
-        hint = "another run has just created it" if exists else "check the disk and the folder's permissions"
+        hint = "another run has just created it" if exists else hint_for(error, "check the disk")
         raise InputError(folder, what, hint) from None
     journal.path = folder / JOURNAL
     return journal
@@ -162,7 +162,7 @@ def write_hostfile(folder: Path, hosts: Sequence[str]) -> None:
         write_whole({folder / "hostfile": render_hostfile(hosts).encode()})
     except OSError as error:
         what = f"its hostfile cannot be written: {error.strerror}"
-        raise RunFailed(folder, what, "check the disk") from None
+        raise RunFailed(folder, what, hint_for(error, "check the disk")) from None
 
 
 def freeze_recipe(recipe: AnyRecipe) -> dict[str, Any]:

@@ -7,7 +7,6 @@ so no two processes can run the same run.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.errors import InputError, RunFailed, hint_for
 from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files import FULL, open_lock, read_within, try_lock
 from caffe_recipes.run.events import Event, Launch, RunState, decode_event, fold_events
@@ -30,8 +29,6 @@ Clock = Callable[[], float]
 # How long a write waits for space on a full disk.
 FULL_DISK_WAIT_S = 60.0
 _PAUSE_S = 1.0
-# With these errors the journal is intact, so the hint is not to start over.
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FLAGS = os.O_RDWR | os.O_APPEND
 State = TypeVar("State")
 Fold = Callable[[State, str, Mapping[str, Any], float], State]
@@ -128,7 +125,8 @@ class JournalFile:
                 self._wait_and_write({"time": now, "event": event, **details}, patience_s)
         except OSError as error:
             what = f"cannot be written: {error.strerror}"
-            raise RunFailed(self.path, what, f"free disk space, then {self._after_room}") from None
+            hint = f"{hint_for(error, 'check its disk')}, then {self._after_room}"
+            raise RunFailed(self.path, what, hint) from None
 
     def _wait_and_write(self, fields: Mapping[str, object], patience_s: float) -> None:
         """Write a line, waiting for space if the disk is full, so that a training in progress is not lost."""
@@ -180,8 +178,9 @@ def _render_line(fields: Mapping[str, object]) -> str:
 
 
 def _open_error(path: Path, error: OSError, hint: str) -> JournalError:
-    if error.errno in _READ_ONLY:
-        hint = "make the disk and the folder writable, and run again"
+    known = hint_for(error, "")
+    if known:  # the journal is intact, so the hint is not to start over
+        hint = f"{known}, and run again"
     return JournalError(path, f"cannot be opened: {error.strerror}", hint)
 
 
@@ -215,7 +214,7 @@ def load_journal(path: Path) -> RunState:
         return fold_journal(read_within(path, "journal-bytes").decode(errors="replace"), path)
     except OSError as error:
         hint = "check the run's folder, or start over with --new"
-        raise JournalError(path, f"cannot be read: {error.strerror}", hint) from None
+        raise JournalError(path, f"cannot be read: {error.strerror}", hint_for(error, hint)) from None
 
 
 def empty_journal_error(path: str | Path) -> JournalError:

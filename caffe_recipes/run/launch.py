@@ -27,10 +27,12 @@ from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.prepare import check_hosts_read, ensure_weights
 from caffe_recipes.run.process import AHEAD_BYTES, TrainerProcess
+from caffe_recipes.run.slurm_job import describe_steps
 from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (
     LogTail,
+    StepWait,
     Trouble,
     Watchdog,
     find_divergence,
@@ -200,8 +202,8 @@ class Followed:
     """The outcome of a launch: its log, the host of rank 0, and what was wrong with it or a host.
 
     `unreachable` are the hosts that did not answer when the ranks of a failed launch were ended. If the disk
-    of the log `was_full`, the launcher may have exited because of that. `seconds` is for how long it was
-    followed.
+    of the log `was_full`, the launcher may have exited because of that. `killed_by` is the signal that killed
+    the launcher. `seconds` is for how long it was followed.
     """
 
     tail: LogTail
@@ -210,6 +212,7 @@ class Followed:
     unreachable: tuple[str, ...] = ()
     was_full: bool = False
     seconds: float = 0.0
+    killed_by: int | None = None
 
 
 def follow(run: Run, training: Training, launch: Launch, start: Callable[[], TrainerProcess]) -> Followed:
@@ -250,7 +253,9 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     tail.read(to_end=True)
     if find_failure(tail, training) is not None:
         run.interrupts.raise_asked()
-    return Followed(tail, lead, trouble, tuple(unreachable), monitor.was_full, seconds)
+    return Followed(
+        tail, lead, trouble, tuple(unreachable), monitor.was_full, seconds, killed_by=trainer.killed_by
+    )
 
 
 def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
@@ -310,6 +315,7 @@ class _LaunchMonitor:
         self._damaged: Future[Trouble | None] | None = None
         self.was_full = False
         self._suspects: set[str] = set()
+        self._step_wait = StepWait(lambda: describe_steps(launch.job, launch.hosts))
 
     def lead(self) -> Host:
         """Return the host of rank 0: the first of the hostfile, unless pulses show rank 0 on another host."""
@@ -451,6 +457,12 @@ class _LaunchMonitor:
             return None
         self._check_at = time.monotonic() + _CHECK_S
         self._reserve_log()
+        before = self._step_wait.message
+        blocked = self._step_wait.look(self._tail)
+        if blocked is not None:
+            return blocked
+        if self._step_wait.message != before:
+            self._run.notify(self._step_wait.message, self._training.phase)
         trouble, suspect = self._watchdog.look(self._tail), self._watchdog.suspect
         if suspect is not None and suspect.host not in self._suspects:
             self._suspects.add(suspect.host)

@@ -8,6 +8,7 @@ Also: evaluate a phase's model, with one process on this machine.
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import socket
 import time
@@ -18,7 +19,9 @@ from pathlib import Path
 
 from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hostfile import fold_hosts
 from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, first_error, try_each
+from caffe_recipes.cluster.launcher import step_environment
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, names_host
 from caffe_recipes.cluster.remote import own_file_stamp
 from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
@@ -30,7 +33,7 @@ from caffe_recipes.run.launch import Followed, end_everywhere, follow
 from caffe_recipes.run.prepare import check_hosts_read, ensure_files, ensure_weights
 from caffe_recipes.run.process import TrainerProcess, make_room
 from caffe_recipes.run.signals import Interrupted
-from caffe_recipes.run.slurm_job import asks_slurm, started_before, wait_for_slurm
+from caffe_recipes.run.slurm_job import asks_slurm, end_given_up, started_before, wait_for_slurm
 from caffe_recipes.run.snapshots import (
     BadSnapshot,
     HostAway,
@@ -62,7 +65,8 @@ _PAUSE_S = 2.0
 def check_trained(run: Run, training: Training, launch: Launch, followed: Followed) -> None:
     """Raise LaunchFailed unless the log shows a complete training that loaded all of its weights."""
     tail, trouble = followed.tail, followed.trouble
-    reason = trouble.what if trouble and trouble.is_spoilt else find_failure(tail, training)
+    failure = find_failure(tail, training, followed.killed_by)
+    reason = trouble.what if trouble and trouble.is_spoilt else failure
     if reason:
         if followed.was_full and trouble is None:
             folder = run.path(launch.log).parent
@@ -73,6 +77,8 @@ def check_trained(run: Run, training: Training, launch: Launch, followed: Follow
             for name, line in ((name, line) for line in tail.ends.not_started for name in launch.hosts):
                 if names_host(line, name):
                     raise LaunchFailed(f"{name}: no rank has started there: {line}", host=name)
+        if host is None and trouble is None and tail.ends.is_unsure:
+            reason = _name_suspects(reason, launch.hosts)
         raise LaunchFailed(_blame(trouble.what if trouble else reason, host, is_dead=not trouble), host=host)
     omitted = run.setting.trainer.find_omission(tail.summary, training, run.setting.root)
     if omitted:
@@ -150,8 +156,7 @@ def _fetch(run: Run, lead: Host, net: str, path: str, stamp: str | None, to: str
             return fetch_snapshot(lead, run.setting.root, path, stamp, run.path(to), check)
         except DiskFailed as error:
             if time.monotonic() > until or not _lacks_room(lead, path, run.path(to)):
-                hint = "free space on the local disk, or repair it, and run again"
-                raise SnapshotNotKept(error.where, error.what, hint) from None
+                raise SnapshotNotKept(error.where, error.what, f"{error.hint}, and run again") from None
             run.notify(f"{error.without_hint}; waiting for free space")
             time.sleep(_PAUSE_S)
         except RunFailed as error:
@@ -190,6 +195,17 @@ def _blame(what: str, host: str | None, *, is_dead: bool) -> str:
     return f"{host} no longer answers; {what}" if is_dead else f"{host}: {what}"
 
 
+def _name_suspects(reason: str, hosts: Sequence[str]) -> str:
+    """Return why a launch failed, with the hosts where that may have been.
+
+    >>> _name_suspects("a rank was killed", ["node1"])
+    'node1: a rank was killed'
+    """
+    if len(hosts) == 1:
+        return f"{hosts[0]}: {reason}"
+    return f"{reason}; on which of {fold_hosts(hosts)} is not known: the launcher ends the others at once"
+
+
 def train(run: Run, training: Training) -> None:
     """Train a phase up to its verified snapshot: launch it, or take over the launch of a killed run.
 
@@ -209,20 +225,25 @@ def train(run: Run, training: Training) -> None:
     for name in run.setting.trainer.set_aside(run.setting.root, training, checkpoint):
         run.notify(f"moved {name} away, since the run does not resume from it", training.phase)
     check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
-    if state.job and asks_slurm(run.setting.profile.launcher.program, run.setting.environment):
+    by_slurm = bool(state.job) and asks_slurm(run.setting.profile.launcher.program, run.setting.environment)
+    if by_slurm:
         wait_for_slurm(state.job, say=run.notify)
     launch = _plan_launch(run, training, state, checkpoint, weights)
     names = (host.name for host in run.setting.hosts)
     if launch.attempt > 1:  # a host that was unreachable when the last one ended may still run ranks
         end_everywhere(_with_hosts(run, tuple(dict.fromkeys((*names, *state.hosts)))))
+        if by_slurm:
+            end_given_up(state.job, run.id, run.notify)
     write_hostfile(run.path(run.folder), launch.hosts)
     log = run.path(launch.log)
     make_room(log, run.notify)
     inherited = run.lock.acquire_trainer()
     # Journal the launch first: if this process dies now, the trainer is found by the log that it names.
     run.emit(launch)
-    argv = run.setting.training_argv(launch.arguments, f"{run.folder}/hostfile")
+    argv = run.setting.training_argv(launch.arguments, f"{run.folder}/hostfile", launch.id)
     environment = {**run.setting.environment, LAUNCH_VARIABLE: launch.id}
+    if by_slurm:
+        environment |= step_environment(launch.id, {**os.environ, **run.setting.environment})
     _follow_to_end(
         run, training, launch, lambda: run.setting.start(argv, run.setting.root, environment, log, inherited)
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import DIGEST_S, ask_all, file_digest, open_all, try_each
-from caffe_recipes.errors import HostFailed, InputError, RunFailed, WeightsError
+from caffe_recipes.errors import HostFailed, InputError, RunFailed, WeightsError, hint_for_reason
 from caffe_recipes.render.tree import find_differences, write_files
 from caffe_recipes.run.context import LaunchFailed, Run
 from caffe_recipes.run.events import Built, Failed, Placed, Restored, Staged
@@ -78,7 +78,7 @@ def _make_folders(run: Run) -> None:
     done = first.run(["sh", "-c", _MAKE, "sh", *sorted(folders)])
     if done.returncode != 0:
         what = f"cannot create a folder for snapshots: {done.stderr.strip()}"
-        raise HostFailed(first.name, what, "check its disk")
+        raise HostFailed(first.name, what, hint_for_reason(what, "check its disk"))
 
 
 def stage_data(run: Run) -> None:

@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.cluster.launcher import ENDED_BY_US
+from caffe_recipes.errors import InputError, RunFailed, hint_for
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import run_folders
@@ -40,6 +41,7 @@ class TrainerProcess:
         """Refer to the trainer that writes to `log`: our child, or one that a killed run left behind."""
         self.log = log
         self._process = process
+        self._is_stopped = False
 
     def is_running(self) -> bool:
         """Return whether the launcher is running."""
@@ -59,6 +61,12 @@ class TrainerProcess:
         pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
         return next((pid for pid in pids if _is_trainer_of(pid, log)), None)
 
+    @property
+    def killed_by(self) -> int | None:
+        """The signal that has killed the launcher; None if there was none, or ours, or if it is not known."""
+        code = None if self._process is None or self._is_stopped else self._process.poll()
+        return -code if code is not None and code < 0 else None
+
     def wait(self) -> None:
         """Wait until the launcher has ended, for POLL_S at most."""
         if self._process is None:
@@ -77,6 +85,10 @@ class TrainerProcess:
         When the launcher is gone, hydra's proxies kill their ranks, even those that ignore signals.
         """
         deadline = time.monotonic() + GRACE_S
+        if self.is_running():  # whoever reads the log later must not take us for the cause
+            self._is_stopped = True
+            with suppress(OSError), open_log(self.log) as log:
+                log.write(f"\n{ENDED_BY_US}\n".encode())
         try:
             self._signal(signal.SIGTERM)
             while self.is_running() and time.monotonic() < deadline:
@@ -138,7 +150,8 @@ def make_room(log: Path, say: Callable[[str], None]) -> None:
         log.parent.mkdir(exist_ok=True)
         open_log(log).close()
     except OSError as error:
-        raise RunFailed(log, f"cannot be created: {error.strerror}", "check the disk and run again") from None
+        hint = f"{hint_for(error, 'check the disk')}, and run again"
+        raise RunFailed(log, f"cannot be created: {error.strerror}", hint) from None
     while reserve(log, AHEAD_BYTES):
         if time.monotonic() > until:
             raise RunFailed(log.parent, "its disk is full", "free space on it, and run again")

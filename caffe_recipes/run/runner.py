@@ -72,7 +72,7 @@ from caffe_recipes.run.process import (
 from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import ask_slurm, check_over, this_job
-from caffe_recipes.run.snapshots import check_interval, verify_kept
+from caffe_recipes.run.snapshots import check_interval, delete_parts, verify_kept
 from caffe_recipes.run.trainer import RunPlan, Training
 from caffe_recipes.wording import describe_count, describe_names
 
@@ -186,6 +186,7 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
     run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
     run.emit(RunStarted.here(around.job, around.restarts))
+    delete_parts(run.path(run.folder))
     if run.setting.chosen != Chosen():
         run.emit(run.setting.chosen)
     for line in describe_finished(run.journal.state().finished, run.setting.recipe, run.folder):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ from caffe_recipes.cluster.slurm_queries import (
     join_complaints,
     run_command,
 )
-from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.cluster.slurm_steps import Step, end_steps, find_steps
+from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.events import Launch, RunState
 from caffe_recipes.run.folders import run_folders
@@ -233,6 +234,41 @@ def wait_for_slurm(
             say("Slurm still does not answer; starting the ranks nevertheless")
             return
         pause(_AGAIN_S)
+
+
+def end_given_up(
+    job: str,
+    run: str,
+    say: Callable[[str], None],
+    end: Callable[[str, str], tuple[Sequence[Step], Sequence[Step]]] = lambda job, prefix: end_steps(
+        LocalHost(), job, prefix
+    ),
+) -> None:
+    """End the steps of a run's launches that were given up, and report them."""
+    try:
+        ended, left = end(job, f"{run}/")
+    except NoCommand:
+        return
+    except ClusterError as error:  # the next launch shares the nodes in any case
+        say(f"the step of the launch before may still be there: {error.without_hint}")
+        return
+    for step in ended:
+        stays = "; it does not end yet, so the next launch shares its nodes" if step in left else ""
+        say(f"ended {step}{stays}")
+
+
+def describe_steps(
+    job: str,
+    hosts: Collection[str],
+    find: Callable[[str], Iterable[Step]] = lambda job: find_steps(LocalHost(), job),
+) -> str:
+    """Return the steps of a job on some hosts, and how to end them; "" if none is known."""
+    try:
+        steps = [step for step in find(job) if not set(hosts).isdisjoint(step.hosts)]
+    except ClusterError:
+        return ""
+    ends = " ".join(step.id for step in steps)
+    return f"{' and '.join(map(str, steps))}, which `scancel {ends}` ends" if steps else ""
 
 
 def _wait_for_end(

@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import posixpath
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from caffe_recipes.errors import (
     InputError,
     RunFailed,
     WeightsError,
+    hint_for,
 )
 from caffe_recipes.run.trainer import Checkpoint, RunPlan
 
@@ -95,7 +97,7 @@ def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
     try:
         for file in files:
             file.parent.mkdir(parents=True, exist_ok=True)
-            _delete_parts(file)
+            _delete_parts(file.parent.glob("*"), file.name)
         yield parts
         for part, file in zip(parts, files, strict=True):
             _sync(part, 0o600 | file.parent.stat().st_mode & 0o444)
@@ -104,10 +106,10 @@ def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
         for folder in {file.parent for file in files}:
             _sync(folder)
     except OSError as error:
-        raise DiskFailed(files[0], f"cannot be written: {error.strerror}") from None
+        raise DiskFailed(files[0], error) from None
     finally:
         for file in files:
-            _delete_parts(file)
+            _delete_parts(file.parent.glob("*"), file.name)
 
 
 def check_places(host: Host, paths: Iterable[str], root: Path) -> None:
@@ -141,7 +143,7 @@ def verify_digest(path: Path, sha256: str, what: str, hint: str) -> None:
     try:
         digest = digest_weights(path)
     except OSError as error:
-        raise WeightsError(path, f"{what} cannot be read: {error.strerror}", hint) from None
+        raise WeightsError(path, f"{what} cannot be read: {error.strerror}", hint_for(error, hint)) from None
     if digest != sha256:
         raise WeightsError(path, f"is no longer {what}", hint)
 
@@ -152,10 +154,19 @@ def digest_weights(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _delete_parts(file: Path) -> None:
-    """Delete the temporary files of a file, including those that a killed copy has left."""
-    for left in file.parent.glob("*"):
-        if left.name.startswith(f"{file.name}.part"):
+# What a copy is written to before it has its name: by keep_parts, and beside that by a host's `fetch`.
+_PART = re.compile(r"\.?(.+?)\.part(?:\.[0-9a-f]{8}(?:\.part)?)?")
+
+
+def delete_parts(folder: Path) -> None:
+    """Delete the temporary files that a killed process has left in the folder of a run and its branches."""
+    for pattern in ("snapshots/*", "checkpoints/*", "branches/*/checkpoints/*"):
+        _delete_parts(folder.glob(pattern))
+
+
+def _delete_parts(files: Iterable[Path], of: str | None = None) -> None:
+    for left in files:
+        if (part := _PART.fullmatch(left.name)) is not None and of in (None, part[1]):
             with suppress(OSError):
                 left.unlink()
 

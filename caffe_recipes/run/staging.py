@@ -22,7 +22,7 @@ from caffe_recipes.cluster.staging.plan import CopyRates, How
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.cluster.staging.transfers import RELAY, ChainEnv
-from caffe_recipes.errors import ClusterError, HostFailed, InputError
+from caffe_recipes.errors import ClusterError, HostFailed, InputError, hint_for_reason
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import (
     Connect,
@@ -149,7 +149,9 @@ def find_chain_env(profile: Profile) -> ChainEnv | None:
     return ChainEnv(launch, needs=(sys.executable, *needs))
 
 
-STAGING_HINT = "free space, move the old data away, or repair the host"
+def staging_hint(reason: str) -> str:
+    """Return what to do about a host that cannot be staged."""
+    return hint_for_reason(reason, "free space, move the old data away, or repair the host")
 
 
 def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> ClusterError:
@@ -160,7 +162,7 @@ def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> Cluster
     """
     host, reason = failed[0]
     others = f" (and {len(failed) - 1} more of {hosts} hosts failed)" if len(failed) > 1 else ""
-    return HostFailed(host, f"{reason}{others}", STAGING_HINT, lmdb)
+    return HostFailed(host, f"{reason}{others}", staging_hint(reason), lmdb)
 
 
 def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], FoundHosts]:

@@ -18,13 +18,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from caffe_recipes.caffe.logs import SATURATED_LOSS, Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
-from caffe_recipes.cluster.launcher import RankExitReader
+from caffe_recipes.cluster.launcher import RankExitReader, describe_signal
 from caffe_recipes.cluster.ranks import Pulse, Silence, Straggler, find_straggler, find_unstarted
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.units import describe_duration, write_clock
 
 # Printed by srun. Hydra does not notice that the srun which starts its proxies has failed, and waits forever.
 _NO_STEP = re.compile(r"srun: (?:error|fatal): (Unable to (?:confirm allocation|create step).*)")
+# Printed by srun while other steps hold its nodes, and once that is over.
+_STEP_WAITS = re.compile(
+    r"(srun: Job \d+ step creation (?:temporarily|still) disabled, retrying.*)|srun: Step created for .*"
+)
 # An informational line of glog, which is not the reason why a trainer ended.
 _INFO = re.compile(r"I[0-9]{4,8} [0-9:.]+ +[0-9]+ \S+\] ")
 _NUMBERS = re.compile(r"\d+")
@@ -87,7 +91,8 @@ class LogTail:
 
     `signs` counts the signs of progress: lines about training or testing, and before the first of these every
     new line, but not what a library repeats while nothing happens. `no_step` is why Slurm could not start the
-    ranks, or "". `last_words` is the last line that is not about normal training.
+    ranks, or "", and `step_waits` what srun says while it waits for the nodes. `last_words` is the last line
+    that is not about normal training.
     """
 
     def __init__(self, path: Path, summary: LogSummary | None = None) -> None:
@@ -96,7 +101,7 @@ class LogTail:
         self.lines = self.signs = 0
         self.summary = summary or LogSummary()
         self.last_line = self.last_words = ""
-        self.no_step = ""
+        self.no_step = self.step_waits = ""
         self.ends = RankExitReader()
         self._file = LogFile(path)
         self._seen: set[int] = set()
@@ -134,10 +139,14 @@ class LogTail:
             self.last_line = text
             if _INFO.match(text):
                 continue
-            self.last_words = text
             self.ends.feed(line.strip())
+            if self.ends.is_over:
+                continue
+            self.last_words = text
             refused = None if self.has_begun else _NO_STEP.fullmatch(text)
             self.no_step = self.no_step or (f"srun: {refused[1][:300]}" if refused else "")
+            if waiting := None if self.has_begun else _STEP_WAITS.fullmatch(text):
+                self.step_waits = (waiting[1] or "")[:300]
 
     def _is_sign(self, line: str, entry: Entry | None) -> bool:
         if entry is not None and not isinstance(entry.event, Complaint | Fatal):
@@ -314,10 +323,10 @@ def find_unread(summary: LogSummary, display_iter: int, first_iter: int = 0) -> 
     )
 
 
-def find_failure(tail: LogTail, training: Training) -> str | None:
+def find_failure(tail: LogTail, training: Training, killed_by: int | None = None) -> str | None:
     """Return why a trainer that has ended did not train to the end; None if it did.
 
-    Exit codes do not count.
+    Exit codes do not count. `killed_by` is the signal that killed its launcher, which then reports nothing.
     """
     summary, last = tail.summary, training.last_iter
     is_passed = training.is_stopped and has_passed(summary, training.snapshot, last)
@@ -334,8 +343,12 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
         return None
     at = max(summary.losses, default=None)
     reached = "before the first iteration" if at is None else f"after iteration {at} of {last}"
+    if killed_by is not None:
+        return f"the launcher was killed by {describe_signal(killed_by)} {reached}"
     if tail.ends.cause:
         return f"{tail.ends.cause} {reached}"
+    if tail.ends.is_over:
+        return f"the run ended it {reached}"
     return f"it ended {reached}" + describe_last_words(tail, ", saying: ")
 
 
@@ -422,6 +435,36 @@ class LogPace:
         if self._stall_s is not None:
             return self._stall_s
         return max(STALL_S, _PACES * self.longest_s) if begun else START_STALL_S
+
+
+# A step that was ended releases its nodes within seconds, or not at all.
+STEP_WAIT_S = 120.0
+
+
+class StepWait:
+    """How long srun has waited for nodes that other steps hold; `message` is what it says, with these steps.
+
+    `find_holders` describes the steps; "" if none is known.
+    """
+
+    def __init__(self, find_holders: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> None:
+        """Start before the first line of the log."""
+        self._find_holders, self._clock = find_holders, clock
+        self._since: float | None = None
+        self.message = ""
+
+    def look(self, tail: LogTail) -> Trouble | None:
+        """Update `message`; return the reason to end the launch once srun has waited for STEP_WAIT_S."""
+        now = self._clock()
+        if not tail.step_waits or tail.has_begun:
+            self._since = None
+            return None
+        if self._since is None:
+            self._since, holders = now, self._find_holders()
+            self.message = f"{tail.step_waits}; {holders}" if holders else tail.step_waits
+        if now - self._since < STEP_WAIT_S:
+            return None
+        return Trouble(f"no rank has started for {describe_duration(now - self._since)}: {self.message}")
 
 
 class Watchdog:

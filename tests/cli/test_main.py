@@ -152,6 +152,18 @@ def test_an_interrupt_ends_with_130_and_without_a_traceback(tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", "pressed.py"}
 
 
+def test_a_lost_connection_does_not_end_a_command_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paramiko raises EOFError, which click takes for a Ctrl-D."""
+
+    def lose(context: click.Context) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(commands, "invoke", lose)
+    done = call_main("recipes")
+    assert done.returncode == 3
+    assert done.stderr.strip().startswith("Error: EOFError:")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     "words", [["recipes"], ["summary", "digits-local:train_val"], ["schema"], ["status"]]
@@ -170,8 +182,8 @@ def test_output_to_a_full_disk_is_bad_input_and_not_a_failed_run(tmp_path: Path,
         )
     assert done.returncode == 2
     assert done.stderr == (
-        "Error: cannot write to standard output: No space left on device; check its disk, or write to "
-        "another file\n"
+        "Error: cannot write to standard output: No space left on device; free space on its disk, or "
+        "write to another file\n"
     )
 
 

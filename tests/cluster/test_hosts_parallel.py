@@ -101,17 +101,18 @@ def test_failures_and_timeouts_are_reported_by_host() -> None:
 
 _WAITS_FOR_A_DEAD_HOST = """
 import time
-from caffe_recipes.cluster.hosts import try_each
+from caffe_recipes.cluster.hosts import ask_all, try_each
 from tests.stand_in_host import StandInHost
 
-try_each([StandInHost("n0")], lambda host: time.sleep(600), 0.1)
+{}([StandInHost("n0")], lambda host: time.sleep(600), 0.1)
 print("done", flush=True)
 """
 
 
-def test_waiting_for_a_dead_host_does_not_delay_the_end_of_the_program() -> None:
+@pytest.mark.parametrize("function", ["try_each", "ask_all"])
+def test_waiting_for_a_dead_host_does_not_delay_the_end_of_the_program(function: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _WAITS_FOR_A_DEAD_HOST],
+        [sys.executable, "-c", _WAITS_FOR_A_DEAD_HOST.format(function)],
         cwd=Path(__file__).parents[2],  # from where the tests are imported
         capture_output=True,
         timeout=60,

@@ -12,6 +12,7 @@ import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.launcher import (
+    ENDED_BY_US,
     FABRIC_OPTIONS,
     RankExitReader,
     RankLaunch,
@@ -70,6 +71,11 @@ def test_mlsl_cores_keep_their_order() -> None:
 def test_no_mlsl_server_or_core_is_invented() -> None:
     assert mlsl_environment(None, (64, 65)) == {"MLSL_SERVER_AFFINITY": "64,65"}
     assert mlsl_environment(4, ()) == {"MLSL_NUM_SERVERS": "4"}
+
+
+def test_the_step_that_srun_starts_has_a_name() -> None:
+    argv = RankLaunch("srun", ("c1",), options=("--mem=0",), step="0123456789abcdef/init-1").argv(["caffe"])
+    assert argv[5:8] == ("--cpu-bind=none", "--job-name=0123456789abcdef/init-1", "--mem=0")
 
 
 @pytest.mark.parametrize(
@@ -187,11 +193,15 @@ KILLED_3 = KILLED.replace("a rank", "rank 3")
 AT = "=   PID 3556 RUNNING AT node2"
 
 
-def cause_of(*lines: str) -> str:
+def read(*lines: str) -> RankExitReader:
     ends = RankExitReader()
     for line in lines:
         ends.feed(line)
-    return ends.cause
+    return ends
+
+
+def cause_of(*lines: str) -> str:
+    return read(*lines).cause
 
 
 def hydra(code: int, string: str = "") -> list[str]:
@@ -202,25 +212,53 @@ def hydra(code: int, string: str = "") -> list[str]:
 @pytest.mark.parametrize(
     ("lines", "what"),
     [
-        (hydra(9, "Killed (signal 9)"), KILLED),
-        (hydra(9), KILLED),
-        (hydra(137), KILLED),
         (hydra(11, "Segmentation fault (signal 11)"), "signal 11 (segmentation fault)"),
         (hydra(6, "Terminated (signal 15)"), "signal 6 (aborted)"),
         (hydra(9, "Segmentation fault (signal 11)"), "signal 11 (segmentation fault)"),
-        (hydra(9, "Terminated (signal 15)"), "by a signal (the launcher reported: Terminated)"),
     ],
 )
 def test_hydra_s_block_names_the_host_and_the_signal(lines: list[str], what: str) -> None:
-    assert cause_of(*lines).startswith("node2: a rank was killed by ")
-    assert cause_of(*lines).endswith(what)
+    ends = read(*lines)
+    assert ends.cause == f"node2: a rank was killed by {what}"
+    assert not ends.is_unsure
+
+
+KILLED_SOMEWHERE = "a rank was killed by signal 9 (out of memory?)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (hydra(9, "Killed (signal 9)"), KILLED_SOMEWHERE),
+        (hydra(9), KILLED_SOMEWHERE),
+        (hydra(137), KILLED_SOMEWHERE),
+        (hydra(143), "the launcher or a rank was killed by signal 15 (terminated)"),
+        (
+            hydra(9, "Terminated (signal 15)"),
+            "a rank was killed by a signal (the launcher reported: Terminated)",
+        ),
+        (["=   RANK 3 PID 12 RUNNING AT node2", "=   KILLED BY SIGNAL: 9 (Killed)"], KILLED_SOMEWHERE),
+    ],
+)
+def test_a_signal_that_hydra_itself_sends_to_all_ranks_blames_no_host(lines: list[str], cause: str) -> None:
+    ends = read(*lines)
+    assert ends.cause == cause
+    assert ends.is_unsure
+
+
+def test_what_the_launcher_reports_once_the_run_ends_the_ranks_is_not_a_cause() -> None:
+    ends = read(ENDED_BY_US, *hydra(9, "Killed (signal 9)"))
+    assert (ends.cause, ends.is_unsure, ends.is_over) == ("", False, True)
+    ends = read(*hydra(6), ENDED_BY_US, AT.replace("2", "7"))
+    assert ends.cause == "node2: a rank was killed by signal 6 (aborted)"
 
 
 def test_intel_s_hydra_names_the_rank_too() -> None:
-    lines = ("=   RANK 3 PID 12 RUNNING AT node2", "=   KILLED BY SIGNAL: 9 (Killed)")
-    assert cause_of(*lines) == KILLED_3
-    again = ("=   RANK 5 PID 13 RUNNING AT node4", "=   KILLED BY SIGNAL: 15 (Terminated)")
-    assert cause_of(*lines, *again) == KILLED_3
+    lines = ("=   RANK 3 PID 12 RUNNING AT node2", "=   KILLED BY SIGNAL: 11 (Segmentation fault)")
+    cause = "node2: rank 3 was killed by signal 11 (segmentation fault)"
+    assert cause_of(*lines) == cause
+    again = ("=   RANK 5 PID 13 RUNNING AT node4", "=   KILLED BY SIGNAL: 9 (Killed)")
+    assert cause_of(*lines, *again) == cause
 
 
 @pytest.mark.parametrize("code", [1, 255, 256, 0])
@@ -229,7 +267,8 @@ def test_a_rank_that_exited_on_its_own_is_not_reported_as_killed(code: int) -> N
 
 
 def test_the_first_host_that_is_named_is_the_cause() -> None:
-    assert cause_of(*hydra(9), AT.replace("2", "7"), "=   EXIT CODE: 11") == KILLED
+    cause = "node2: a rank was killed by signal 6 (aborted)"
+    assert cause_of(*hydra(6), AT.replace("2", "7"), "=   EXIT CODE: 11") == cause
 
 
 def test_a_message_of_srun_names_the_host_and_what_ended_the_rank() -> None:

@@ -96,6 +96,14 @@ def test_a_refusal_carries_host_path_and_hint() -> None:
     assert (error.host, error.place, error.what, error.hint) == ("n1", "/tmp/a", "is a link", "remove it")
 
 
+def test_the_hint_of_a_refusal_follows_the_error_of_the_hosts_disk() -> None:
+    reason = "cannot be created: Read-only file system"
+    host = StandInHost(answer=lambda argv, stdin: answer_call(argv, f"refused {reason}"))
+    with pytest.raises(NodeRefusal) as caught:
+        ask_node(host, "probe", "/tmp/a", hint="remove it")
+    assert caught.value.hint == "have its file system mounted read-write, or use another folder"
+
+
 @pytest.mark.parametrize("record", ["refused", "refused "])
 def test_a_refusal_without_a_reason_is_one(record: str) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, record))

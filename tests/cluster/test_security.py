@@ -18,7 +18,7 @@ import yaml
 
 from caffe_recipes.cluster.hostfile import parse_hostfile, slurm_hosts
 from caffe_recipes.cluster.hosts import LocalHost, open_host
-from caffe_recipes.cluster.launcher import ssh_environment
+from caffe_recipes.cluster.launcher import ssh_environment, step_environment
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node
 from caffe_recipes.cluster.ssh import authenticate
 from caffe_recipes.cluster.ssh_config import load_ssh_options
@@ -64,6 +64,26 @@ def test_options_for_ssh_are_passed_to_ssh_only(environment: dict[str, str], exp
     given = ssh_environment(environment)
     assert given.pop("SSH_ASKPASS_REQUIRE") == "never"
     assert given == dict.fromkeys(expected, STRICT)
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({}, {MPICH, INTEL}),
+        ({"HYDRA_LAUNCHER": "slurm"}, {MPICH, INTEL}),
+        ({"HYDRA_LAUNCHER": "ssh"}, set()),
+        ({"I_MPI_HYDRA_BOOTSTRAP": "ssh"}, {MPICH}),
+    ],
+)
+def test_inside_a_job_options_for_srun_are_passed_to_srun_only(
+    environment: dict[str, str], named: set[str]
+) -> None:
+    launch = "0123456789abcdef/init-1"
+    assert step_environment(launch, environment) == {
+        "SLURM_OVERLAP": "1",
+        **dict.fromkeys(named, f"--job-name={launch}"),
+    }
+    assert step_environment(launch, {MPICH: "--mem=0"})[MPICH] == f"--job-name={launch} --mem=0"
 
 
 def test_ssh_options_of_the_user_come_after_ours_which_take_precedence() -> None:

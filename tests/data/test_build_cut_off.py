@@ -94,7 +94,7 @@ def test_a_full_disk_is_a_failed_run_that_can_continue(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FULL, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith(f"Error: {tmp_path / 'lmdb'}: cannot be written: ")
-    assert "free space on its disk; run the same command again to resume" in done.stderr
+    assert "free space on its disk, or have it checked; run the same command again to resume" in done.stderr
     assert names(tmp_path) == [".lmdb.partial", "images"]
     build_lmdb(plan_of(listed, Settings(is_encoded=False)), tmp_path / "lmdb")
     assert check_datums(tmp_path / "lmdb", 3).count == 3000
@@ -149,7 +149,7 @@ def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_continue(tmp_path: P
     assert done.returncode == 3
     assert done.stderr == (
         f"Error: {tmp_path / 'records'}: cannot be written: File too large; "
-        "free space on its disk; run the same command again to resume\n"
+        "raise the limit on the size of files (ulimit -f); run the same command again to resume\n"
     )
     assert not (tmp_path / "records").exists()
     subprocess.run([sys.executable, "-c", CALL, *words], check=True, capture_output=True)

@@ -183,7 +183,7 @@ def test_a_full_disk_is_reported_and_leaves_no_half_line(tmp_path: Path) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
     try:  # the limit lets a write be short, as a full disk does
         with pytest.raises(
-            RunFailed, match=r"journal.jsonl: cannot be written: .*; free disk space, then run the same"
+            RunFailed, match=r"journal.jsonl: cannot be written: .*; raise the limit .*, then run the same"
         ):
             journal.write("staged", lmdb="b")
     finally:

@@ -75,7 +75,7 @@ def test_our_own_full_disk_costs_no_retry_and_no_training(place: Place) -> None:
     place.connect = lambda name: Unkept()
     with pytest.raises(RunFailed) as caught:
         place.run(policy=Policy("retry"))
-    assert "cannot be written: File too large; free space on the local disk" in str(caught.value)
+    assert "cannot be written: File too large; raise the limit on the size of files" in str(caught.value)
     assert str(caught.value).endswith(", and run again")
     assert events(place) == ["launched", "failed"]
     place.connect = open_host

@@ -38,8 +38,17 @@ def test_a_killed_run_continues_with_the_trainer_that_outlived_it(place: Place) 
     kill(first)
     assert place.processes(), "the trainer outlives the run"
     (place.root / "release").touch()
+    parts = [
+        place.root / "runs/small-1/checkpoints/cyc1_iter_2.solverstate.part",
+        place.root / "runs/small-1/checkpoints/.cyc1_iter_2.caffemodel.part.0badf00d",
+        place.root / "runs/small-1/branches/side/checkpoints/side_iter_2.solverstate.part",
+    ]
+    for part in parts:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
     code, stdout, stderr = place.call()
     assert (code, stderr) == (0, "")
+    assert not [part for part in parts if part.exists()]
     assert "init: already finished" in stdout
     assert place.trained() == ["init", "cyc1", "last"]
     assert place.state().attempts == {"init": 1, "cyc1": 1, "last": 1}

@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.cluster.slurm_queries import NoCommand, SchedulerAway
+from caffe_recipes.cluster.slurm_steps import Step
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.events import Launch, RunStarted, RunState
@@ -22,6 +23,8 @@ from caffe_recipes.run.slurm_job import (
     TimeOver,
     asks_slurm,
     check_over,
+    describe_steps,
+    end_given_up,
     list_kept,
     requeue_job,
     started_before,
@@ -291,6 +294,47 @@ def test_hydra_needs_no_slurm_where_it_starts_its_proxies_by_ssh(
     program: str, environment: dict[str, str], asks: bool
 ) -> None:
     assert asks_slurm(program, environment) is asks
+
+
+OLD = Step("12.3", ("c1", "c2"), "0123456789abcdef/cyc1-1")
+
+
+@pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        ((), f"ended {OLD}"),
+        ((OLD,), f"ended {OLD}; it does not end yet, so the next launch shares its nodes"),
+    ],
+)
+def test_the_step_of_a_launch_that_was_given_up_is_ended_and_reported(
+    left: tuple[Step, ...], message: str
+) -> None:
+    asked, messages = list[tuple[str, str]](), list[str]()
+
+    def end(job: str, prefix: str) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        asked.append((job, prefix))
+        return (OLD,), left
+
+    end_given_up("12", "0123456789abcdef", messages.append, end)
+    assert asked == [("12", "0123456789abcdef/")]
+    assert messages == [message]
+
+
+def test_a_slurm_that_cannot_end_a_step_stops_no_launch() -> None:
+    def away(job: str, prefix: str) -> NoReturn:
+        raise SchedulerAway("c1", "does not respond")
+
+    messages: list[str] = []
+    end_given_up("12", "0123456789abcdef", messages.append, away)
+    assert messages == ["the step of the launch before may still be there: c1: does not respond"]
+
+
+def test_the_steps_that_hold_the_hosts_of_a_launch_are_described_with_what_ends_them() -> None:
+    steps = [OLD, Step("12.4", ("c9",), "other"), Step("12.5", ("c2",), "top")]
+    assert describe_steps("12", ["c2", "c3"], lambda job: steps) == (
+        f"{OLD} and step 12.5 (top) on c2, which `scancel 12.3 12.5` ends"
+    )
+    assert describe_steps("12", ["c3"], lambda job: steps) == ""
 
 
 Scontrol = Callable[[str], list[str]]

@@ -17,7 +17,7 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal, own_file_stamp
 from caffe_recipes.errors import ClusterError, HostFailed, RunFailed, WeightsError
 from caffe_recipes.run.caffe import find_ignored_learned, verify_weights
-from caffe_recipes.run.snapshots import check_places, fetch_snapshot
+from caffe_recipes.run.snapshots import check_places, delete_parts, fetch_snapshot
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
@@ -166,6 +166,15 @@ def test_nothing_at_the_temporary_path_of_a_copy_is_written_through(
     assert not place.to.is_symlink()
     readable = 0o600 | place.to.parent.stat().st_mode & 0o444
     assert (place.to.stat().st_mode & 0o777, place.to.stat().st_nlink) == (readable, 1)
+
+
+def test_only_the_parts_that_a_killed_run_left_are_deleted(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    kept = {"a.part.b_iter_2.solverstate", "a_iter_2.caffemodel", ".b", "a.party"}
+    for name in (*kept, "a_iter_2.solverstate.part", ".a_iter_2.caffemodel.part.0badf00d"):
+        (tmp_path / "checkpoints" / name).touch()
+    delete_parts(tmp_path)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == kept
 
 
 def test_a_folder_at_the_temporary_path_is_one_line(place: Place) -> None:

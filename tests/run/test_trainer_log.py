@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe.logs import LogSummary, read_log
+from caffe_recipes.cluster.launcher import ENDED_BY_US
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (
     LogTail,
@@ -264,12 +266,26 @@ BLOCK = ["=   PID 3556 RUNNING AT node2", "=   EXIT CODE: 9"]
 MAIN_ERROR = "[mpiexec@head] main (mpiexec.c:270): process manager error waiting for completion"
 
 
-def test_the_host_of_a_rank_that_was_ended_is_named(tmp_path: Path) -> None:
-    killed = "node2: a rank was killed by signal 9 (out of memory?)"
+def test_the_signal_that_ended_a_rank_is_named_but_no_host_on_a_guess(tmp_path: Path) -> None:
+    killed = "a rank was killed by signal 9 (out of memory?)"
     tail = tail_of(tmp_path, *BLOCK, MAIN_ERROR)
     assert find_failure(tail, TRAINING) == f"{killed} before the first iteration"
     tail = tail_of(tmp_path, *lines((0, 20, "2.5")), *BLOCK, MAIN_ERROR)
     assert find_failure(tail, TRAINING) == f"{killed} after iteration 20 of 100"
+
+
+def test_ranks_that_the_run_itself_ended_are_not_reported_as_killed(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path, *lines((0, 20, "2.5")), ENDED_BY_US, *BLOCK, MAIN_ERROR)
+    assert find_failure(tail, TRAINING) == "the run ended it after iteration 20 of 100"
+
+
+def test_a_launcher_that_a_signal_has_killed_is_named_with_the_signal(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path, *lines((0, 20, "2.5")))
+    assert find_failure(tail, TRAINING, signal.SIGTERM) == (
+        "the launcher was killed by signal 15 (terminated) after iteration 20 of 100"
+    )
+    done = tail_of(tmp_path, log_line("Optimization Done."))
+    assert find_failure(done, TRAINING, signal.SIGTERM) is None
 
 
 def test_an_error_of_caffe_is_preferred_to_the_signal_that_ended_a_rank(tmp_path: Path) -> None:

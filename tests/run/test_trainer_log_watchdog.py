@@ -14,7 +14,9 @@ from caffe_recipes.run.trainer_log import (
     SILENT_S,
     STALL_S,
     START_STALL_S,
+    STEP_WAIT_S,
     LogTail,
+    StepWait,
     Trouble,
     Watchdog,
 )
@@ -276,3 +278,32 @@ def test_without_any_rank_anywhere_only_a_host_that_ssh_names_is_blamed() -> Non
     found = find_unstarted(none, ["ssh: connect to host node11 port 22: No route to host"])
     assert found is not None
     assert found.host == "node11"
+
+
+BUSY = "srun: Job 8 step creation temporarily disabled, retrying (Requested nodes are busy)"
+HOLDERS = "step 8.0 (caffe) on node1, which `scancel 8.0` ends"
+
+
+def test_an_srun_that_waits_for_the_nodes_of_other_steps_is_quoted_and_given_up(scene: Scene) -> None:
+    wait, tail = StepWait(lambda: HOLDERS, lambda: scene.now), LogTail(scene.log)
+    assert wait.look(tail) is None
+    assert wait.message == ""
+    scene.log.write_text(f"{BUSY}\n{BUSY.replace('temporarily', 'still')}\n")
+    tail.read()
+    assert wait.look(tail) is None
+    assert wait.message == f"{BUSY.replace('temporarily', 'still')}; {HOLDERS}"
+    scene.now += STEP_WAIT_S
+    assert wait.look(tail) == Trouble(f"no rank has started for 2 min 00 s: {wait.message}")
+
+
+def test_an_srun_whose_step_was_created_waits_no_longer(scene: Scene) -> None:
+    wait, tail = StepWait(str, lambda: scene.now), LogTail(scene.log)
+    scene.log.write_text(f"{BUSY}\n")
+    tail.read()
+    assert wait.look(tail) is None
+    assert wait.message == BUSY
+    with scene.log.open("a") as log:
+        log.write("srun: Step created for StepId=8.1\n")
+    tail.read()
+    scene.now += STEP_WAIT_S
+    assert wait.look(tail) is None

@@ -20,7 +20,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.profiles import check_partition, shipped_profiles
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files import open_file, read_within
 from caffe_recipes.recipe.estimate import check_accuracy, estimate_recipe
 from caffe_recipes.recipe.pace import (
@@ -243,7 +243,8 @@ def _logs_in(folder: Path) -> list[Path]:
         found = (sorted(place.glob("*.log")) for place in (folder, folder / "logs"))
         logs = next((files for each in found if (files := [log for log in each if log.is_file()])), [])
     except OSError as error:
-        raise InputError(folder, f"cannot be read: {error.strerror}", "give a log's path") from None
+        hint = hint_for(error, "give a log's path")
+        raise InputError(folder, f"cannot be read: {error.strerror}", hint) from None
     if not logs:
         raise InputError(folder, "contains no logs", "give a run's folder or a log")
     return logs
@@ -257,7 +258,8 @@ def _lines(log: Path) -> Iterator[str]:
         with io.TextIOWrapper(open_file(log), "utf-8", errors="replace") as file:
             yield from iter(lambda: file.readline(LONGEST_LINE_BYTES), "")
     except OSError as error:
-        raise InputError(log, f"cannot be read: {error.strerror}", "give the path to Caffe's log") from None
+        hint = hint_for(error, "give the path to Caffe's log")
+        raise InputError(log, f"cannot be read: {error.strerror}", hint) from None
 
 
 _FASTER = 1.002  # a smaller factor may come from rounding of the measured speeds

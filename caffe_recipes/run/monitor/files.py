@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.remote import call_to_end, unreadable
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.file_format import take_format
 from caffe_recipes.files import open_file, too_large
 from caffe_recipes.limits import limit
@@ -231,7 +231,7 @@ def _read(request: ReadRequest) -> FilePiece | None:
         return None
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise InputError(request.path, what, _HINT) from None
+        raise InputError(request.path, what, hint_for(error, _HINT)) from None
 
 
 def _lives(process: Process) -> bool | None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 
+from caffe_recipes.cluster.hosts import start_threads
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.choices import choose_for_machine
@@ -88,22 +90,21 @@ def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: s
     """
     view = look_at_nodes(setting, plan, state, under_way)
     checks = {subject: CHECKS[subject] for subject in (*_OF_EVERY_RUN, *setting.trainer.checks)}
-    pool = ThreadPoolExecutor(len(checks), thread_name_prefix="preflight")
     futures: dict[str, Future[list[CheckResult]]] = {}
     try:
         for subject, check in checks.items():
             if subject != _COMPUTES:
                 first = futures.get(_AFTER.get(subject, ""))
-                futures[subject] = pool.submit(_run_check, subject, check, view, first)
+                futures[subject] = start_threads([partial(_run_check, subject, check, view, first)])[0]
         wait(futures.values())
         if _COMPUTES in checks:
-            futures[_COMPUTES] = pool.submit(_run_check, _COMPUTES, checks[_COMPUTES], view, None)
+            futures[_COMPUTES] = start_threads(
+                [partial(_run_check, _COMPUTES, checks[_COMPUTES], view, None)]
+            )[0]
         return [finding for subject in checks for finding in futures[subject].result()]
     except BaseException:  # for example Ctrl-C
         view.commands.stop()
         raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _run_check(

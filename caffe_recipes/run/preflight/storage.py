@@ -42,11 +42,11 @@ from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_fi
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_folders
 from caffe_recipes.run.snapshots import verify_kept
 from caffe_recipes.run.staging import (
-    STAGING_HINT,
     DataPart,
     ask_about_data,
     check_source_access,
     find_staging_env,
+    staging_hint,
 )
 from caffe_recipes.run.tensorflow import load_records_manifest
 from caffe_recipes.run.trainer import Training
@@ -274,7 +274,7 @@ def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResul
         )
         on = f"{len(plan.missing)} of {describe_count(len(hosts), 'host')}"
         staged = f"to be staged on {on} by {chosen.how}{takes}"
-    problems = [HostProblem(host, reason, STAGING_HINT, lmdb) for host, reason in plan.refused]
+    problems = [HostProblem(host, reason, staging_hint(reason), lmdb) for host, reason in plan.refused]
     return as_findings("training data", problems, f"{records}; {staged}")
 
 

@@ -23,7 +23,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import Job, State, describe_state
 from caffe_recipes.cluster.slurm_queries import SchedulerAway, find_jobs
-from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.errors import ClusterError, InputError, hint_for
 from caffe_recipes.limits import MOST_ASKED_JOBS
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.journal import Clock, JournalFile, fold_lines
@@ -153,7 +153,7 @@ class SubmissionJournal(JournalFile):
             path.parent.mkdir(exist_ok=True)
         except OSError as error:
             what = f"cannot be created: {error.strerror}"
-            raise InputError(path.parent, what, "check the Caffe root and its disk") from None
+            raise InputError(path.parent, what, hint_for(error, "check the Caffe root")) from None
         super().__init__(
             path,
             clock,

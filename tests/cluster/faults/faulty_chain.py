@@ -70,6 +70,8 @@ class Started:
         while not children.read_text():
             time.sleep(_POLL_S)
         os.kill(int(children.read_text().split()[0]), number)
+        if number == signal.SIGCONT:  # nsenter stops with its child, and would not report the child's end
+            os.kill(self.process.pid, number)
         if number == signal.SIGKILL:
             self.process.wait()
 

@@ -26,6 +26,9 @@ def test_before_a_retry_it_is_fetched_again_from_where_it_was_trained(chain: Fau
     chain.release()
     output = run.finish()
     assert "init_iter_8.caffemodel: was damaged; fetched again from node1" in output
+    killed = "phase cyc1: failed: a rank was killed by signal 9 (out of memory?) after iteration"
+    assert killed in output
+    assert "; on which of node[1-2] is not known: the launcher ends the others at once" in output
     assert chain.trained() == ["init", "cyc1", "cyc1", "last"]
     chain.check_finished()
 

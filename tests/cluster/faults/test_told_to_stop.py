@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from caffe_recipes.cluster.ssh import KEEPALIVE_COUNT
+from caffe_recipes.cluster.ssh_config import KEEPALIVE_S
 from tests.cluster.faults.faulty_chain import FaultyChain
 
 pytestmark = pytest.mark.cluster
@@ -44,6 +46,20 @@ def test_the_second_ctrl_c_stops_at_once(chain: FaultyChain) -> None:
     assert chain.cluster.leftovers() == {}
     chain.behave()
     chain.run()
+    chain.check_finished()
+
+
+def test_a_run_that_was_suspended_ends_like_an_undisturbed_one(chain: FaultyChain) -> None:
+    run = chain.start_amid("cyc1", "--checkpoint-every", "2")
+    run.kill(signal.SIGSTOP)
+    chain.release()
+    time.sleep(KEEPALIVE_COUNT * KEEPALIVE_S + 1)  # then all connections seem lost when it continues
+    run.kill(signal.SIGCONT)
+    run.wait_until(lambda: "model: " in run.read_output())
+    finished = time.monotonic()
+    run.finish()
+    assert time.monotonic() - finished < 10
+    assert chain.trained() == ["init", "cyc1", "last"]
     chain.check_finished()
 
 

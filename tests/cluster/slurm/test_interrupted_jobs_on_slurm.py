@@ -1,14 +1,18 @@
-"""A job at its time limit, and a Slurm that does not answer for a while: the chain continues anyway."""
+"""A job at its time limit, a node that is lost, a Slurm that is silent for a while: the chain continues."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from caffe_recipes.cluster.slurm_jobs import State
 from tests.cluster.faults.faulty_chain import PHASES
+from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.slurm import Slurm
 from tests.cluster.slurm.submitted_chain import SubmittedChain
 
 pytestmark = pytest.mark.cluster
@@ -95,3 +99,25 @@ def test_ranks_are_started_once_slurm_is_back(chain: SubmittedChain) -> None:
     chain.finish_job(job_id)
     assert chain.launched() == list(PHASES)
     chain.check_files()
+
+
+def test_a_spare_of_the_job_replaces_a_node_whose_cable_is_cut_although_its_step_cannot_end(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    """Slurm gives up a silent node only after minutes; until then the old step holds its other nodes."""
+    cluster = make_cluster(3)
+    with Slurm.up(cluster, settings={"SlurmdTimeout": "300"}) as slurm, cluster.inside("head"):
+        chain = SubmittedChain(slurm, cluster.shared / tmp_path.name, 2)
+        job_id = chain.submit_amid("cyc1", "--spares", "1", "--on-failure", "replace")
+        cluster.cut("node2")
+        chain.wait_until(lambda: "node3 replaces node2" in chain.job_output())
+        chain.behave()
+        chain.release()
+        chain.wait_until(lambda: slurm.job(job_id).state is not State.RUNNING)
+        cluster.reconnect("node2")  # until then Slurm waits for it, to complete the job
+        chain.finish_job(job_id)
+        assert f"ended step {job_id}." in chain.job_output()
+        assert chain.launched() == ["init", "cyc1", "cyc1", "last"]
+        chain.check_files()
+        slurm.clear()
+    assert cluster.leftovers() == {}

@@ -1,0 +1,82 @@
+"""List and end the steps of a Slurm job: what an srun has started on some of its nodes.
+
+A step whose node is lost ends only once Slurm gives up that node, which takes minutes, and it holds its other
+nodes until then.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.slurm_jobs import list_hosts
+from caffe_recipes.cluster.slurm_queries import SchedulerAway, join_complaints, run_command
+from caffe_recipes.cluster.slurm_sbatch import cancel_jobs
+
+# The name comes last, since only it may contain the separator.
+_FORMAT = "%i|%N|%j"
+# Not the steps that Slurm names itself, such as `8.batch`.
+_STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?\.\d+)\|([^|]*)\|(.*)")
+# A step ends within seconds, unless one of its nodes does not respond.
+END_S = 10.0
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a job that has not ended; `id` is written as srun and scancel write it, such as `8.1`."""
+
+    id: str
+    hosts: tuple[str, ...]
+    name: str
+
+    def __str__(self) -> str:
+        return f"step {self.id} ({self.name}) on {', '.join(self.hosts)}"
+
+
+def parse_steps(stdout: str) -> tuple[Step, ...]:
+    """Return the steps in the output of `squeue --steps`, without those that Slurm names itself.
+
+    >>> parse_steps("8.1|node[1-2]|hydra_pmi_proxy\\n8.batch|node1|batch")
+    (Step(id='8.1', hosts=('node1', 'node2'), name='hydra_pmi_proxy'),)
+    """
+    found = filter(None, (_STEP.fullmatch(line.strip()) for line in stdout.splitlines()))
+    return tuple(Step(each[1], list_hosts(each[2]), each[3]) for each in found)
+
+
+def find_steps(host: Host, job: str) -> tuple[Step, ...]:
+    """Return the steps of a job that have not ended. Raises SchedulerAway."""
+    done = run_command(host, ("squeue", "--noheader", "--steps", f"--jobs={job}", f"--format={_FORMAT}"))
+    if done.returncode != 0:
+        reason = join_complaints(done.stderr) or f"exit code {done.returncode}"
+        raise SchedulerAway(host.name, f"squeue got no answer from Slurm: {reason}")
+    return parse_steps(done.stdout)
+
+
+def end_steps(
+    host: Host,
+    job: str,
+    prefix: str,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """Cancel the steps of a job whose names begin with `prefix`; return those, and those still there.
+
+    Waits up to END_S for them. Raises ClusterError if Slurm does not answer, or refuses.
+    """
+    until = clock() + END_S
+    ended = left = _find_named(host, job, prefix)
+    if ended:
+        cancel_jobs(host, [step.id for step in ended])
+        while left := _find_named(host, job, prefix):
+            if clock() >= until:
+                break
+            pause(_AGAIN_S)
+    return ended, left
+
+
+def _find_named(host: Host, job: str, prefix: str) -> tuple[Step, ...]:
+    return tuple(step for step in find_steps(host, job) if step.name.startswith(prefix))

@@ -1,0 +1,81 @@
+"""The steps of a Slurm job that a launch leaves are ended by their names; waiting for them is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from caffe_recipes.cluster.commands import Completed
+from caffe_recipes.cluster.slurm_queries import SchedulerAway
+from caffe_recipes.cluster.slurm_steps import END_S, Step, end_steps, find_steps, parse_steps
+from tests.stand_in_host import StandInHost
+
+RUN = "0123456789abcdef"
+OURS = Step("8.1", ("node1", "node2"), f"{RUN}/cyc1-1")
+LISTED = f"""\
+8.1|node[1-2]|{RUN}/cyc1-1
+8.2|node3|fedcba9876543210/init-1
+8.3|node1|top|b
+8.batch|node1|batch
+8.extern|node[1-3]|extern
+"""
+
+
+class Controller:
+    """A Slurm whose steps end `after` questions once they are cancelled; None: never."""
+
+    def __init__(self, after: int | None = 1) -> None:
+        self.after, self.asked, self.paused_s = after, 0, 0.0
+        self.cancelled: list[tuple[str, ...]] = []
+        self.host = StandInHost("node1", self.answer)
+
+    def answer(self, argv: tuple[str, ...], stdin: bytes) -> Completed:
+        if "scancel" in argv:
+            self.cancelled.append(argv[argv.index("scancel") :])
+            return Completed(0, "", "")
+        self.asked += bool(self.cancelled)
+        _, rest = LISTED.split("\n", 1)
+        has_ended = self.after is not None and self.asked > self.after
+        return Completed(0, rest if has_ended else LISTED, "")
+
+    def pause(self, seconds: float) -> None:
+        self.paused_s += seconds
+
+    def end(self, prefix: str = RUN) -> tuple[Sequence[Step], Sequence[Step]]:
+        return end_steps(self.host, "8", f"{prefix}/", self.pause, lambda: self.paused_s)
+
+
+def test_the_steps_of_users_are_listed_and_slurm_s_own_are_not() -> None:
+    assert parse_steps(LISTED)[0] == OURS
+    assert [step.id for step in parse_steps(LISTED)] == ["8.1", "8.2", "8.3"]
+    assert parse_steps(LISTED)[2].name == "top|b"
+    assert parse_steps("") == ()
+    assert str(OURS) == f"step 8.1 ({RUN}/cyc1-1) on node1, node2"
+
+
+def test_only_the_steps_of_the_run_are_cancelled_and_waited_for() -> None:
+    controller = Controller(after=2)
+    assert controller.end() == ((OURS,), ())
+    assert controller.cancelled == [("scancel", "8.1")]
+    assert 0 < controller.paused_s < END_S
+
+
+def test_a_step_on_a_lost_node_is_not_waited_for_without_end() -> None:
+    controller = Controller(after=None)
+    assert controller.end() == ((OURS,), (OURS,))
+    assert controller.paused_s == pytest.approx(END_S)
+
+
+def test_without_a_step_of_the_run_nothing_is_cancelled() -> None:
+    controller = Controller()
+    assert controller.end("00000000000000ff") == ((), ())
+    assert controller.cancelled == []  # scancel without ids would cancel all jobs
+
+
+def test_a_slurm_that_does_not_answer_is_reported() -> None:
+    host = StandInHost(
+        "node1", lambda argv, stdin: Completed(1, "", "slurm_load_jobs error: Unable to contact")
+    )
+    with pytest.raises(SchedulerAway, match="squeue got no answer from Slurm: slurm_load_jobs"):
+        find_steps(host, "8")

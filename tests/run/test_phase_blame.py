@@ -1,0 +1,66 @@
+"""Which host a failed launch blames: never a healthy one on a guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from caffe_recipes.caffe.logs import LogSummary
+from caffe_recipes.cluster.launcher import ENDED_BY_US
+from caffe_recipes.run.context import LaunchFailed
+from caffe_recipes.run.launch import Followed
+from caffe_recipes.run.phase import check_trained
+from caffe_recipes.run.trainer_log import LogTail, Trouble
+from tests.run.recorded_run import launch_of
+from tests.stand_in_host import StandInHost
+
+TRAINING = Mock(last_iter=8, is_stopped=False)
+KILLED = ["=   PID 3556 RUNNING AT node2", "=   EXIT CODE: 9"]
+
+
+def verdict(
+    folder: Path,
+    *lines: str,
+    hosts: tuple[str, ...] = ("node1", "node2"),
+    trouble: Trouble | None = None,
+    unreachable: tuple[str, ...] = (),
+    was_full: bool = False,
+) -> LaunchFailed:
+    (folder / "log").write_text("".join(f"{line}\n" for line in lines))
+    tail = LogTail(folder / "log", LogSummary())
+    tail.read(to_end=True)
+    followed = Followed(tail, StandInHost("node1"), trouble, unreachable, was_full)
+    run = Mock(path=lambda path: folder / path)
+    with pytest.raises(LaunchFailed) as caught:
+        check_trained(run, TRAINING, launch_of(hosts=hosts), followed)
+    return caught.value
+
+
+def test_of_several_hosts_none_is_blamed_for_a_rank_that_was_killed(tmp_path: Path) -> None:
+    failure = verdict(tmp_path, *KILLED)
+    killed = "a rank was killed by signal 9 (out of memory?) before the first iteration"
+    assert failure.what == (
+        f"{killed}; on which of node[1-2] is not known: the launcher ends the others at once"
+    )
+    assert failure.host is None  # so that no spare replaces it
+
+
+def test_the_only_host_of_a_launch_is_named(tmp_path: Path) -> None:
+    failure = verdict(tmp_path, *KILLED, hosts=("node2",))
+    assert failure.what.startswith("node2: a rank was killed by signal 9")
+
+
+def test_a_host_that_no_longer_answers_is_blamed_for_the_ranks_that_ended(tmp_path: Path) -> None:
+    failure = verdict(tmp_path, *KILLED, unreachable=("node1",))
+    assert failure.what.startswith("node1 no longer answers; a rank was killed by signal 9")
+    assert failure.host == "node1"
+
+
+def test_for_ranks_that_the_run_ended_because_its_disk_was_full_the_disk_is_named(tmp_path: Path) -> None:
+    failure = verdict(tmp_path, ENDED_BY_US, *KILLED, was_full=True)
+    log = launch_of().log
+    assert failure.what == (
+        f"the disk of {(tmp_path / log).parent} was full; the run ended it before the first iteration"
+    )
