@@ -116,7 +116,7 @@ class _Sweep:
     "--to-accuracy",
     metavar="PERCENT",
     type=NUMBER,
-    help="Estimate the time to this top-1 accuracy of ResNet-50 from the paper's epochs: 75.5, 76 or 76.5.",
+    help="Estimate the time to this top-1 accuracy of ResNet-50 from the paper's epochs, e.g. 74, 76 or 77.",
 )
 @click.option("--plot", type=PATH, metavar="FILE", help="Plot the sweep to this .svg, .png or .pdf file.")
 @click.option(

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from caffe_recipes.cluster.staging.plan import CopyRates, chain_s, copy_s
 from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.accuracy import Target, describe_target
 from caffe_recipes.recipe.graph import find_evaluated, images_of, total_images
 from caffe_recipes.recipe.model import AnyRecipe, Recipe, TensorFlowRecipe
 from caffe_recipes.recipe.pace import Pace, Shape, reported_pace, shape_of
@@ -110,12 +111,6 @@ def duration_at(
 ONE_NODE_PHASE_S = 5.0
 # Share of the forward pass in training: the backward pass takes two products per forward product.
 _FORWARD = 1 / 3
-# Epochs to a top-1 accuracy in percent. Source: arXiv:1711.04291, VI: "as demonstrated by the learning rate
-# schedule from Figure 4".
-EPOCHS_TO_ACCURACY = {75.5: 48, 76.0: 64, 76.5: 78}
-_IMAGENET_IMAGES = 1_281_167
-# Section VI: "for batch sizes of up to 8K/12K".
-_TO_ACCURACY_IMAGES = 12 * 1024
 
 
 @dataclass(frozen=True)
@@ -190,20 +185,19 @@ def estimate_recipe(
     shape: Shape | None = None,
     rates: CopyRates | None = None,
     model_bytes: int | None = None,
-    to_accuracy: float | None = None,
+    target: Target | None = None,
 ) -> Estimate:
     """Estimate a recipe at the first of some speeds, which are for `shape`, by default the recipe's own.
 
-    With `to_accuracy`, one of EPOCHS_TO_ACCURACY, these epochs replace the phases. On another shape the
-    iterations change, and the epochs by less than one iteration per phase. Staging uses the quicker of `copy`
-    and `chain`, and the evaluation takes a third of the time of training on its images; a job's time limit is
-    more cautious with both. Raises InputError without a speed, and for a batch larger than the data set.
+    With a `target`, its epochs replace the phases. On another shape the iterations change, and the epochs by
+    less than one iteration per phase. Raises InputError without a speed, and for a batch larger
+    than the data set.
     """
     shape, rates = shape or shape_of(recipe), rates or CopyRates()
     _check_estimable(recipe, paces, shape)
     pace, train = paces[0], recipe.data.train
     duration = duration_at(recipe, pace.images_per_s, rates=rates, nodes=shape.nodes)
-    phases = tuple(_phases(recipe, shape, pace.images_per_s, to_accuracy))
+    phases = tuple(_phases(recipe, shape, pace.images_per_s, target))
     staging = _staging(recipe, shape.nodes, rates)
     exchanged = model_bytes if shape.ranks > 1 else None
     return Estimate(
@@ -219,26 +213,13 @@ def estimate_recipe(
             duration,
             training_s=sum(phase.training_s for phase in phases),
             staging_s=staging[0].seconds if staging else 0.0,
-            evaluation_s=duration.evaluation_s
-            * _FORWARD
-            / (len(find_evaluated(recipe)) if to_accuracy else 1),
+            evaluation_s=duration.evaluation_s * _FORWARD / (len(find_evaluated(recipe)) if target else 1),
             phases=len(phases),
         ),
         staging=staging,
         traffic=traffic_of(exchanged, shape, pace.images_per_s) if exchanged else None,
-        notes=tuple(_notes(recipe, shape, to_accuracy)),
+        notes=tuple(_notes(recipe, shape, target)),
     )
-
-
-def check_accuracy(recipe: Recipe, percent: float) -> None:
-    """Raise InputError unless the paper gives the epochs to an accuracy, for the recipe's net and images."""
-    if percent not in EPOCHS_TO_ACCURACY:
-        known = ", ".join(f"{one:g} ({epochs} epochs)" for one, epochs in EPOCHS_TO_ACCURACY.items())
-        what = f"the epochs to {percent:g}% top-1 are unknown"
-        raise InputError("--to-accuracy", what, f"the paper gives them for {known}")
-    if recipe.net.builder != "resnet50" or recipe.data.train.images != _IMAGENET_IMAGES:
-        what = f"{recipe.name} does not train the paper's net on the paper's images"
-        raise InputError("--to-accuracy", what, "give a recipe for ResNet-50 on ImageNet-1K")
 
 
 def _check_estimable(recipe: Recipe, paces: Sequence[Pace], shape: Shape) -> None:
@@ -266,17 +247,14 @@ def traffic_of(model_bytes: int, shape: Shape, images_per_s: float) -> Traffic:
     return Traffic(model_bytes, in_all, in_all * images_per_s / shape.global_batch)
 
 
-def _phases(
-    recipe: Recipe, shape: Shape, images_per_s: float, to_accuracy: float | None
-) -> Iterator[PhaseTime]:
+def _phases(recipe: Recipe, shape: Shape, images_per_s: float, target: Target | None) -> Iterator[PhaseTime]:
     all_images = recipe.data.train.images
     trained = [
         (phase.name, images_of(recipe, phase), shape.global_batch * (phase.iter_size or 1))
         for phase in recipe.phases
     ]
-    if to_accuracy is not None:
-        epochs = EPOCHS_TO_ACCURACY[to_accuracy]
-        trained = [(f"to {to_accuracy:g}%", epochs * all_images, shape.global_batch)]
+    if target is not None:
+        trained = [(f"to {target.percent:g}%", target.epochs * all_images, shape.global_batch)]
     for name, images, of_each in trained:
         iterations = max(round(images / of_each), 1)
         images = iterations * of_each
@@ -294,13 +272,9 @@ def _staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...
     return tuple(sorted(ways, key=lambda way: way.seconds))
 
 
-def _notes(recipe: Recipe, shape: Shape, to_accuracy: float | None) -> Iterator[str]:
-    if to_accuracy is not None:
-        takes = f"{to_accuracy:g}% top-1 takes {EPOCHS_TO_ACCURACY[to_accuracy]} epochs"
-        yield f"{takes} according to the paper (Figure 4's cycles and a collapse), not by the recipe's phases"
-        if shape.global_batch > _TO_ACCURACY_IMAGES:
-            what = f"{shape.global_batch:,} images per iteration: the paper trained with 4,096"
-            yield f"{what}, and says that the same seems to hold for batch sizes of up to 8K to 12K"
+def _notes(recipe: Recipe, shape: Shape, target: Target | None) -> Iterator[str]:
+    if target is not None:
+        yield from describe_target(target, shape.global_batch)
     if recipe.data.train.size_gb is None and recipe.reads_lmdb:
         yield "staging is not included: the recipe does not give the training LMDB's size_gb"
     tested = [phase.name for phase in recipe.phases if phase.test_interval]

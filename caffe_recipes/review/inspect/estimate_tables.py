@@ -15,7 +15,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.estimate import EPOCHS_TO_ACCURACY, ONE_NODE_PHASE_S
+from caffe_recipes.recipe import accuracy
+from caffe_recipes.recipe.estimate import ONE_NODE_PHASE_S
 from caffe_recipes.recipe.graph import total_epochs, total_iterations, training_minutes
 from caffe_recipes.recipe.pace import (
     EPOCHS_VI,
@@ -238,7 +239,9 @@ def _clock(time: datetime) -> str:
 
 
 _TABLES = ("II", "III", "IV", "VII", "IX")
-TARGETS = tuple((f"{percent:g}%", epochs) for percent, epochs in EPOCHS_TO_ACCURACY.items())
+TARGETS = tuple(
+    (f"{one.percent:g}%", one.epochs) for one in accuracy.TARGETS if one.percent in accuracy.PROJECTED
+)
 
 
 @dataclass(frozen=True)

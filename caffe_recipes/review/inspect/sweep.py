@@ -22,7 +22,8 @@ from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.profiles import check_partition, shipped_profiles
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import open_file, read_within
-from caffe_recipes.recipe.estimate import check_accuracy, estimate_recipe
+from caffe_recipes.recipe.accuracy import find_target
+from caffe_recipes.recipe.estimate import estimate_recipe
 from caffe_recipes.recipe.pace import (
     TABLES,
     given_pace,
@@ -76,8 +77,7 @@ def estimate_shapes(
     the kind of pace that the recipe's own shape has, so that they can be compared. Raises InputError if the
     speed, or a speed of the kind `by`, is unknown, and if the paper has no epochs to the accuracy.
     """
-    if to_accuracy is not None:
-        check_accuracy(recipe, to_accuracy)
+    target = None if to_accuracy is None else find_target(recipe, to_accuracy)
     own_paces, size = tuple(_find_own_paces(recipe, inputs)), model_bytes(recipe)
     at_own = _order_paces(recipe, shape_of(recipe), own_paces, inputs, inputs.by)
     by = at_own[0].kind if at_own else None
@@ -88,7 +88,7 @@ def estimate_shapes(
             shape=shape,
             rates=inputs.rates,
             model_bytes=size,
-            to_accuracy=to_accuracy,
+            target=target,
         )
         for shape in shapes
     )

@@ -242,7 +242,7 @@ def test_a_sweep_without_the_speed_of_one_node_has_no_efficiency() -> None:
     assert "efficiency" not in text
 
 
-@pytest.mark.parametrize(("percent", "epochs"), [(75.5, 48), (76, 64), (76.5, 78)])
+@pytest.mark.parametrize(("percent", "epochs"), [(75.5, 48), (76, 64), (76.5, 78), (77, 120)])
 def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
     recipe: Recipe, percent: float, epochs: int
 ) -> None:
@@ -274,9 +274,9 @@ def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:
 
 
 def test_an_accuracy_that_the_paper_has_no_epochs_for_is_refused(recipe: Recipe) -> None:
-    known = re.escape("75.5 (48 epochs), 76 (64 epochs), 76.5 (78 epochs)")
-    with pytest.raises(InputError, match=f"--to-accuracy: the epochs to 77% top-1 are unknown; .*{known}$"):
-        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(), 77)
+    known = re.escape("76.5 (78 epochs), 77 (120 epochs), 77.5 (120 epochs)")
+    with pytest.raises(InputError, match=f"--to-accuracy: the epochs to 78% top-1 are unknown; .*{known}$"):
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(), 78)
     digits = load_recipe("digits-local")
     with pytest.raises(InputError, match="--to-accuracy: digits-local does not train the paper"):
         estimate_shapes(digits, [shape_of(digits)], SpeedInputs(images_per_s=100), 76)
