@@ -1,6 +1,7 @@
 """Estimate a recipe's time, its parts, node-hours and network traffic.
 
-`estimate_duration` uses the speed that the recipe's source reports; `estimate_recipe` takes any speed.
+`estimate_duration` uses the speed that the recipe's source reports; `estimate_recipe` takes any speed. Both
+add the same parts (`Duration`), from which a job's time limit follows.
 """
 
 from __future__ import annotations
@@ -15,45 +16,42 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.accuracy import Target, describe_target
 from caffe_recipes.recipe.graph import find_evaluated, images_of, total_images
 from caffe_recipes.recipe.model import AnyRecipe, Recipe, TensorFlowRecipe
-from caffe_recipes.recipe.pace import Pace, Shape, reported_pace, shape_of
+from caffe_recipes.recipe.pace import Pace, Shape, measured_pace, order_paces, reported_pace, shape_of
+from caffe_recipes.units import describe_duration
 
 # Added to the computed time, since machines are not always as fast as in a paper.
 _MARGIN = 0.2
 # Preflight, starting the ranks, fetching and verifying snapshots: per job and per phase.
 _JOB_S, _PHASE_S = 300.0, 120.0
+# Per phase on one node, where nothing is fetched: starting the ranks, verifying the snapshot.
+ONE_NODE_PHASE_S = 5.0
+# Share of the forward pass in training: the backward pass takes two products per forward product.
+_FORWARD = 1 / 3
 _ROUND_TO_S = 600
 
 
 @dataclass(frozen=True)
 class Duration:
-    """The parts of the time of a chain or a phase, without a margin."""
+    """The parts of the time of a chain or a phase; `joins_s` is for starting, fetching and verifying."""
 
     training_s: float
     staging_s: float
     evaluation_s: float
-    phases: int
+    joins_s: float
 
     @property
     def total_s(self) -> float:
-        """The sum of training, staging and evaluation."""
-        return self.training_s + self.staging_s + self.evaluation_s
-
-    @property
-    def joins_s(self) -> float:
-        """Allowance for starting, fetching and verifying: 5 minutes per job and 2 per phase."""
-        return _JOB_S + _PHASE_S * self.phases
+        """The sum of all parts."""
+        return self.training_s + self.staging_s + self.evaluation_s + self.joins_s
 
     @property
     def limit_s(self) -> int:
-        """The time limit to request from a batch system, in seconds.
+        """The time limit to request from a batch system: the total plus a fifth, in whole tens of minutes.
 
-        It is the total plus a fifth, plus `joins_s`, rounded up to 10 minutes.
-
-        >>> Duration(training_s=14_692, staging_s=538, evaluation_s=1015, phases=5).limit_s / 3600
-        5.666666666666667
+        >>> Duration(training_s=14_692, staging_s=93, evaluation_s=339, joins_s=900).limit_s / 3600
+        5.5
         """
-        asked = (1 + _MARGIN) * self.total_s + self.joins_s
-        return _ROUND_TO_S * math.ceil(asked / _ROUND_TO_S)
+        return _ROUND_TO_S * math.ceil((1 + _MARGIN) * self.total_s / _ROUND_TO_S)
 
 
 def estimate_duration(recipe: AnyRecipe, phase: str | None = None) -> Duration | None:
@@ -64,16 +62,46 @@ def estimate_duration(recipe: AnyRecipe, phase: str | None = None) -> Duration |
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> recipe = load_recipe("stampede2-64n-72ep")
     >>> round(estimate_duration(recipe).training_s), round(estimate_duration(recipe, "init").total_s)
-    (14693, 5606)
+    (14693, 5582)
     """
-    pace = reported_pace(recipe)
+    pace = _source_pace(recipe)
     if pace is None:
         return None
     if isinstance(recipe, TensorFlowRecipe):
-        images = (total_images(recipe), recipe.tested_images * recipe.cluster.ranks)
+        images = (total_images(recipe), _FORWARD * recipe.tested_images * recipe.cluster.ranks)
         training_s, evaluation_s = (number / pace.images_per_s for number in images)
-        return Duration(training_s, 0.0, evaluation_s, phases=1)
+        return Duration(training_s, 0.0, evaluation_s, _joins_s(recipe.cluster.nodes, phases=1))
     return duration_at(recipe, pace.images_per_s, phase)
+
+
+def describe_limits(recipe: AnyRecipe, phases: Sequence[str | None]) -> str:
+    """Return what the time limits of some jobs assume, one for each phase, or one for the chain (None)."""
+    pace = _source_pace(recipe)
+    found = [one for phase in phases if (one := estimate_duration(recipe, phase))]
+    if pace is None or not found:
+        return ""
+    each = " for each job" if len(found) > 1 else ""
+    staging = find_staging(recipe, recipe.cluster.nodes, CopyRates()) if isinstance(recipe, Recipe) else ()
+    parts = [f"training {_sum(found, 'training_s')} at {pace.images_per_s:,.0f} images/s ({pace.source})"]
+    if staging:
+        first, *others = (f"by {way.how}{each} {describe_duration(way.seconds)}" for way in staging)
+        parts.append(f"staging {first} ({', '.join(others)})")
+    parts.append(f"starts and snapshots {_sum(found, 'joins_s')}")
+    parts.append(f"evaluation {_sum(found, 'evaluation_s')}")
+    return f"{'; '.join(parts)}; and a fifth more"
+
+
+def _sum(durations: Sequence[Duration], part: str) -> str:
+    return describe_duration(sum(getattr(one, part) for one in durations))
+
+
+def _source_pace(recipe: AnyRecipe) -> Pace | None:
+    """Return the speed that `estimate` would use first, if the source reports any; None if it does not."""
+    reported = reported_pace(recipe)
+    if reported is None or isinstance(recipe, TensorFlowRecipe):
+        return reported
+    measured = measured_pace(recipe, None, shape_of(recipe))
+    return order_paces([reported, *([measured] if measured else [])])[0]
 
 
 def duration_at(
@@ -86,31 +114,29 @@ def duration_at(
 ) -> Duration:
     """Return the time of the chain, or of one phase, at a speed; `nodes` may differ from the recipe's.
 
-    training_s = iterations x global batch / images per second. staging_s: every node reads the training LMDB
-    from the shared file system (`copy_s`), the slowest of the methods that work everywhere, at the machine's
-    `rates` if known. evaluation_s: one process tests at the speed at which one rank trains, an upper bound,
-    since it only computes the forward pass; it counts with the last phase.
+    training_s = iterations x global batch / images per second. staging_s: the quicker of `chain` and `copy`,
+    as `stage` chooses, at the machine's `rates` if known. evaluation_s: one process tests in a third of the
+    time in which one rank trains, since it only computes the forward pass; it counts with the last phase.
     """
     nodes = nodes or recipe.cluster.nodes
     phases = recipe.phases if phase is None else (recipe.phase(phase),)
-    train, tested = recipe.data.train, 0
+    tested = 0
     if recipe.evaluation is not None and recipe.phases[-1] in phases:
         test = recipe.data.test  # if the data are as in the net, so is the batch size
         each = test.images if recipe.data.is_in_net else recipe.evaluation.iterations * test.batch_size
         tested = each * len(find_evaluated(recipe))
-    size_bytes = math.ceil((train.size_gb or 0) * 1e9)
+    staging = find_staging(recipe, nodes, rates or CopyRates())
     return Duration(
         training_s=sum(images_of(recipe, each) for each in phases) / images_per_s,
-        staging_s=copy_s(size_bytes, nodes, rates or CopyRates()),
-        evaluation_s=tested / (images_per_s / (nodes * recipe.cluster.ranks_per_node)),
-        phases=len(phases),
+        staging_s=staging[0].seconds if staging else 0.0,
+        evaluation_s=_FORWARD * tested / (images_per_s / (nodes * recipe.cluster.ranks_per_node)),
+        joins_s=_joins_s(nodes, len(phases)),
     )
 
 
-# Per phase on one node, where nothing is fetched: starting the ranks, verifying the snapshot.
-ONE_NODE_PHASE_S = 5.0
-# Share of the forward pass in training: the backward pass takes two products per forward product.
-_FORWARD = 1 / 3
+def _joins_s(nodes: int, phases: int) -> float:
+    """Return the allowance for starting, fetching and verifying: less on one node than for several."""
+    return ONE_NODE_PHASE_S * phases if nodes == 1 else _JOB_S + _PHASE_S * phases
 
 
 @dataclass(frozen=True)
@@ -162,15 +188,9 @@ class Estimate:
     notes: tuple[str, ...]
 
     @property
-    def joins_s(self) -> float:
-        """Allowance for starting, fetching and verifying: less on one node than for several."""
-        is_one = self.shape.nodes == 1
-        return ONE_NODE_PHASE_S * self.duration.phases if is_one else self.duration.joins_s
-
-    @property
     def total_s(self) -> float:
         """The sum of all parts, in seconds."""
-        return self.duration.total_s + self.joins_s
+        return self.duration.total_s
 
     @property
     def node_hours(self) -> float:
@@ -198,7 +218,6 @@ def estimate_recipe(
     pace, train = paces[0], recipe.data.train
     duration = duration_at(recipe, pace.images_per_s, rates=rates, nodes=shape.nodes)
     phases = tuple(_phases(recipe, shape, pace.images_per_s, target))
-    staging = _staging(recipe, shape.nodes, rates)
     exchanged = model_bytes if shape.ranks > 1 else None
     return Estimate(
         recipe=recipe.name,
@@ -212,11 +231,10 @@ def estimate_recipe(
         duration=replace(
             duration,
             training_s=sum(phase.training_s for phase in phases),
-            staging_s=staging[0].seconds if staging else 0.0,
-            evaluation_s=duration.evaluation_s * _FORWARD / (len(find_evaluated(recipe)) if target else 1),
-            phases=len(phases),
+            evaluation_s=duration.evaluation_s / (len(find_evaluated(recipe)) if target else 1),
+            joins_s=_joins_s(shape.nodes, len(phases)),
         ),
-        staging=staging,
+        staging=find_staging(recipe, shape.nodes, rates),
         traffic=traffic_of(exchanged, shape, pace.images_per_s) if exchanged else None,
         notes=tuple(_notes(recipe, shape, target)),
     )
@@ -261,7 +279,8 @@ def _phases(recipe: Recipe, shape: Shape, images_per_s: float, target: Target | 
         yield PhaseTime(name, iterations, images / all_images, images / images_per_s)
 
 
-def _staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...]:
+def find_staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...]:
+    """Return the ways of staging that work everywhere, the quickest first; none if the size is unknown."""
     train = recipe.data.train
     if train.size_gb is None:
         return ()

@@ -37,17 +37,17 @@ def test_the_72_epochs_at_6303_images_per_second_are_245_minutes(recipe: Recipe)
 def test_the_total_is_training_staging_joins_and_evaluation(recipe: Recipe) -> None:
     found = at_reported(recipe)
     parts = found.duration
-    assert found.total_s == parts.training_s + parts.staging_s + found.joins_s + parts.evaluation_s
-    assert found.joins_s == parts.joins_s == 300 + 5 * 120
+    assert found.total_s == parts.training_s + parts.staging_s + parts.joins_s + parts.evaluation_s
+    assert parts.joins_s == 300 + 5 * 120
     assert parts.evaluation_s == pytest.approx(50_000 * 128 / 6303 / 3)
     assert found.node_hours == pytest.approx(64 * found.total_s / 3600)
 
 
 def test_one_node_needs_seconds_to_go_from_phase_to_phase(recipe: Recipe) -> None:
     local = estimate_recipe(load_recipe("digits-local"), [given_pace(2000)])
-    assert local.joins_s == 5 * 5
+    assert local.duration.joins_s == 5 * 5
     assert local.total_s == local.duration.training_s + local.duration.evaluation_s + 25
-    assert estimate_recipe(recipe, [given_pace(100)], shape=Shape(1, 2, 32)).joins_s == 25
+    assert estimate_recipe(recipe, [given_pace(100)], shape=Shape(1, 2, 32)).duration.joins_s == 25
 
 
 def test_one_rank_alone_exchanges_nothing(recipe: Recipe) -> None:

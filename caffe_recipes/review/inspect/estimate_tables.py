@@ -60,7 +60,7 @@ def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict
             "pace": _pace_values(each.pace),
             "others": [_pace_values(pace) for pace in each.others],
             "global_batch": each.shape.global_batch,
-            "joins_s": each.joins_s,
+            "joins_s": each.duration.joins_s,
             "total_s": each.total_s,
             "node_hours": each.node_hours,
             "starts": start.isoformat(),
@@ -166,7 +166,7 @@ def _parts(estimate: Estimate, unit: Unit) -> Iterator[tuple[str, str, str, str,
         else "5 minutes for the job, 2 per phase"
     )
     how = f"allowance for starts and snapshots: {allowance}"
-    yield ("overhead", "", "", unit.write(estimate.joins_s), how)
+    yield ("overhead", "", "", unit.write(parts.joins_s), how)
     how = "on one rank, forward pass only: a third of the training time per image"
     how = how if parts.evaluation_s else "none in the recipe"
     yield ("evaluation", "", "", unit.write(parts.evaluation_s), how)

@@ -250,7 +250,7 @@ def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], known, percent)
     assert found.duration.training_s == pytest.approx(60 * epochs, abs=0.1)
     assert [phase.epochs for phase in found.phases] == [pytest.approx(epochs, abs=0.01)]
-    assert found.joins_s == 7 * 60
+    assert found.duration.joins_s == 7 * 60
     assert found.notes[0].startswith(
         f"{percent:g}% top-1 takes {epochs} epochs according to the paper (Figure 4's"
     )
