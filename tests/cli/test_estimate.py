@@ -52,7 +52,7 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
     done = estimate("--paper-tables")
     assert done.returncode == 0
     assert "Table XIII: " in done.stdout
-    assert len(json.loads(estimate("--paper-tables", "--json").stdout)) == 58
+    assert len(json.loads(estimate("--paper-tables", "--json").stdout)) == 66
 
 
 @pytest.mark.parametrize(
