@@ -171,7 +171,7 @@ class Estimate:
     """A recipe's time on a shape at a speed (`pace`); `others` are known speeds that were not used.
 
     `staging` starts with the fastest method, which is the one that counts; it is empty if the LMDB's size is
-    unknown.
+    unknown. `speedup` is that over four ranks with as many images each, if requested.
     """
 
     recipe: str
@@ -186,6 +186,7 @@ class Estimate:
     staging: tuple[Staging, ...]
     traffic: Traffic | None
     notes: tuple[str, ...]
+    speedup: float | None = None
 
     @property
     def total_s(self) -> float:

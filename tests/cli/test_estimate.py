@@ -88,6 +88,7 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
             [RECIPE, "--plot", "a.txt"],
             "a.txt: is not a picture file; end it in .svg, .png or .pdf",
         ),
+        ([RECIPE, "--speedup"], "--speedup: needs a sweep; give e.g. --sweep nodes=4..256:x2"),
         ([RECIPE, "--plot", "a.svg"], "--plot: needs a sweep to draw; give --sweep or --nodes"),
     ],
 )

@@ -30,7 +30,7 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.columns import align_columns, join_blocks, wrap_line
 from caffe_recipes.review.inspect.show import describe_shape
-from caffe_recipes.review.inspect.sweep import explain_rises, group_lines
+from caffe_recipes.review.inspect.sweep import FIRST_RANKS, explain_rises, group_lines
 from caffe_recipes.units import (
     HOURS,
     LONGER,
@@ -95,19 +95,29 @@ def render_sweep(estimates: Sequence[Estimate], width: int | None = None) -> lis
     """
     unit = unit_of(median(each.total_s for each in estimates))
     cost = _node_unit(median(each.node_hours for each in estimates))
-    columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "s/epoch")
+    columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "speed-up", "s/epoch")
     head = (*columns, f"training {unit.short}", f"total {unit.short}", f"node-{cost.name}", "")
     lines = group_lines(estimates).values()
     shown = [each for line in lines for each in line]
     sources = [*dict.fromkeys(each.pace.source for each in shown)]
     rows = [head, *((*_sweep_row(each, unit, cost), _mark_source(each.pace, sources)) for each in shown)]
     notes = [*_explain_batches(estimates), *(note for line in lines for note in explain_rises(line))]
+    hidden = set()
     if estimates[0].pace.scaling is None or all(len(line) == 1 for line in lines):
-        at = head.index("efficiency")
-        rows = [row[:at] + row[at + 1 :] for row in rows]
+        hidden.add("efficiency")
     else:
         notes.insert(0, _explain_efficiency(estimates))
-    table = align_columns(rows, {*head} - {""}, width, (head[5], head[2], head[6]))
+    if estimates[0].speedup is None:
+        hidden.add("speed-up")
+    else:
+        notes.insert(0, f"speed-up: over {FIRST_RANKS} ranks, as in the paper's Figures 1 and 2")
+    kept = [index for index, name in enumerate(head) if name not in hidden]
+    table = align_columns(
+        [tuple(row[index] for index in kept) for row in rows],
+        {*head} - {""},
+        width,
+        (head[6], head[2], head[7]),
+    )
     several = len(sources) > 1
     above = [f"speed{f' {index}' if several else ''}: {each}" for index, each in enumerate(sources, 1)]
     below = (part for note in _sweep_notes(estimates, notes) for part in wrap_line(note, width, 2))
@@ -205,6 +215,7 @@ def _sweep_row(each: Estimate, unit: Unit, cost: Unit) -> tuple[str, ...]:
         f"{each.shape.global_batch:,}",
         write_number(each.pace.images_per_s),
         f"{100 * scaling.efficiency:.0f}%" if scaling else "",
+        f"{each.speedup:,.1f}" if each.speedup else "",
         SECONDS.write(each.epoch_s),
         unit.write(each.duration.training_s),
         unit.write(each.total_s),
@@ -453,9 +464,9 @@ def _remarks(rows: Sequence[TableRow]) -> Iterator[str]:
 
 def _render_block(rows: Sequence[TableRow]) -> list[str]:
     head = ["row", "batch", "CPUs" if rows[0].table in ("Table VI", "Table VII", "Table XIII") else "nodes"]
+    columns: list[str]
     if rows[0].what in dict(TARGETS):
-        targets = [part for target, _ in TARGETS for part in (target, "paper", "diff.")]
-        columns = (*head, "s/epoch", *targets)
+        columns = [*head, "s/epoch", *(part for target, _ in TARGETS for part in (target, "paper", "diff."))]
         return align_columns([(*columns, "speed"), *_by_target(rows)], {*columns})
     if rows[0].iterations is None:
         columns = [*head, rows[0].what, "README" if rows[0].table == "72 epochs" else "paper", "difference"]

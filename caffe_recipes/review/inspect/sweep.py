@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -93,6 +94,29 @@ def estimate_shapes(
         for shape in shapes
     )
     return tuple(replace(each, notes=(*each.notes, *_machine_limits(each, inputs))) for each in estimates)
+
+
+# Figures 1 and 2 of arXiv:1711.04291 start from four workers, whose speed-up is 1.
+FIRST_RANKS = 4
+
+
+def add_speedups(recipe: Recipe, estimates: Sequence[Estimate], inputs: SpeedInputs) -> tuple[Estimate, ...]:
+    """Return the estimates with the speed-up over four ranks, as in the paper's figures.
+
+    Where four ranks are not whole nodes, it is that over the next whole nodes, in proportion.
+    """
+    firsts = {_first_shape(each.shape) for each in estimates}
+    speeds = {
+        shape: estimate_shapes(recipe, [shape], inputs)[0].pace.images_per_s / shape.ranks * FIRST_RANKS
+        for shape in firsts
+    }
+    return tuple(
+        replace(each, speedup=each.pace.images_per_s / speeds[_first_shape(each.shape)]) for each in estimates
+    )
+
+
+def _first_shape(shape: Shape) -> Shape:
+    return replace(shape, nodes=math.ceil(FIRST_RANKS / shape.ranks_per_node))
 
 
 def model_bytes(recipe: Recipe) -> int | None:

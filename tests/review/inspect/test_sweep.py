@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import Shape, shape_of
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.inspect.estimate_tables import estimate_values, render_estimate, render_sweep
-from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes, model_bytes, read_logs
+from caffe_recipes.review.inspect.sweep import (
+    SpeedInputs,
+    add_speedups,
+    estimate_shapes,
+    model_bytes,
+    read_logs,
+)
 
 START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
 LOG = """[0] I1120 10:00:10.000000  6374 solver.cpp:228] Iteration 0, loss = 6.9
@@ -271,6 +278,21 @@ def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:
     for recipe, percent, minutes in ((knl, 76, 90), (skylake, 76.5, 68)):
         (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(by="measured"), percent)
         assert found.duration.training_s / 60 == pytest.approx(minutes, abs=1)
+
+
+def test_the_speed_up_is_that_over_four_workers_as_in_figures_1_and_2() -> None:
+    knl, skylake = load_recipe("paper-t2-8192-256n"), load_recipe("paper-t7-8192-512n-50ep")
+    known = SpeedInputs(by="measured")
+    for recipe, nodes in ((knl, (4, 256, 1536)), (skylake, (2, 256))):
+        shapes = [replace(shape_of(recipe), nodes=count) for count in nodes]
+        found = add_speedups(recipe, estimate_shapes(recipe, shapes, known), known)
+        ideal = [shape.ranks / 4 for shape in shapes]
+        ratios = [(each.speedup or 0) / best for each, best in zip(found, ideal, strict=True)]
+        assert ratios[0] == pytest.approx(1)
+        assert all(0.8 < ratio < 1 for ratio in ratios[1:])
+        text = render_sweep(found)
+        assert any("speed-up: over 4 ranks, as in the paper's Figures 1 and 2" in line for line in text)
+        assert "speed-up" in text[2]
 
 
 def test_an_accuracy_that_the_paper_has_no_epochs_for_is_refused(recipe: Recipe) -> None:
