@@ -237,7 +237,7 @@ def estimate_recipe(
         ),
         staging=find_staging(recipe, shape.nodes, rates),
         traffic=traffic_of(exchanged, shape, pace.images_per_s) if exchanged else None,
-        notes=tuple(_notes(recipe, shape, target)),
+        notes=(*_tensorflow_notes(recipe, pace), *_notes(recipe, shape, target)),
     )
 
 
@@ -290,6 +290,16 @@ def find_staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging,
     hosts = nodes if PurePosixPath(train.lmdb).is_absolute() else 1
     ways = (Staging("chain", chain_s(size, hosts, rates)), Staging("copy", copy_s(size, hosts, rates)))
     return tuple(sorted(ways, key=lambda way: way.seconds))
+
+
+def _tensorflow_notes(recipe: Recipe, pace: Pace) -> Iterator[str]:
+    """Yield whose speed it is that is used for a recipe that both Caffe and TensorFlow can train."""
+    if recipe.tensorflow is None:
+        return
+    if pace.kind == "measured":
+        yield "the paper measured Caffe: TensorFlow's speed is unknown; for that, give --images-per-s or --log"
+    elif pace.kind in ("reported", "minutes"):
+        yield "the reported speed is that of the TensorFlow run; Caffe's is unknown"
 
 
 def _notes(recipe: Recipe, shape: Shape, target: Target | None) -> Iterator[str]:

@@ -14,7 +14,8 @@ from __future__ import division
 
 import numbers
 
-LEARNING_RATE = 0.1  # for 24,576 images per step
+BATCH = 24576  # images per step, which the rates are for
+LEARNING_RATE = 0.1
 WARMUP_STEPS = 260
 END_LEARNING_RATE = 4.8
 STEPS = 4680

@@ -8,7 +8,7 @@ from caffe_recipes.cluster.staging.plan import CopyRates, chain_s, copy_s
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.estimate import Estimate, estimate_recipe, traffic_of
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.pace import Shape, given_pace, reported_pace
+from caffe_recipes.recipe.pace import Shape, given_pace, measured_pace, reported_pace, shape_of
 from caffe_recipes.recipe.source import load_recipe
 
 MODEL_BYTES = (25_557_096 + 53_173) * 4
@@ -100,3 +100,17 @@ def test_256_nodes_of_a_rank_each_exchange_49_gb_an_iteration() -> None:
 def test_a_recipe_of_unknown_speed_is_refused_with_the_option_to_give() -> None:
     with pytest.raises(InputError, match=r"^digits-local: its speed is unknown; give --log"):
         estimate_recipe(load_recipe("digits-local"), [])
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("tf-256n-90ep", "the reported speed is that of the TensorFlow run; Caffe's is unknown"),
+        ("tf-256n-8k-90ep", "the paper measured Caffe: TensorFlow's speed is unknown; for that, give"),
+    ],
+)
+def test_a_recipe_that_tensorflow_can_train_says_whose_speed_is_used(name: str, note: str) -> None:
+    recipe = load_recipe(name)
+    pace = reported_pace(recipe) or measured_pace(recipe, None, shape_of(recipe))
+    assert pace
+    assert estimate_recipe(recipe, [pace]).notes[0].startswith(note)

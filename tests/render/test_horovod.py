@@ -248,6 +248,10 @@ def test_the_module_has_the_rates_of_the_public_function_of_its_name(module: Mod
         assert found == pytest.approx(public_rate(step), abs=1e-12)
 
 
+def test_the_rates_carry_the_batch_that_they_are_for(module: ModuleType) -> None:
+    assert module.BATCH == RECIPE.cluster.global_batch == 24_576
+
+
 def test_past_its_end_the_module_s_rate_is_0(module: ModuleType) -> None:
     assert [module.gradual_warmup_then_dec(0.1, 260, 4.8, step, 4680) for step in (4680, 9999)] == [0, 0]
 
