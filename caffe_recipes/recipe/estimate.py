@@ -297,7 +297,7 @@ def _tensorflow_notes(recipe: Recipe, pace: Pace) -> Iterator[str]:
     if recipe.tensorflow is None:
         return
     if pace.kind == "measured":
-        yield "the paper measured Caffe: TensorFlow's speed is unknown; for that, give --images-per-s or --log"
+        yield "the paper measured Caffe: TensorFlow's speed is unknown; for that, give --images-per-s"
     elif pace.kind in ("reported", "minutes"):
         yield "the reported speed is that of the TensorFlow run; Caffe's is unknown"
 
