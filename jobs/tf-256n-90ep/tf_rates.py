@@ -2,7 +2,6 @@
 """The learning rate of tf-256n-90ep, for resnet_main.py; TensorFlow is needed only if the step is a tensor.
 
     from tf_rates import gradual_warmup_then_dec
-
     learning_rate = gradual_warmup_then_dec(
         0.1, 260, 4.8, global_step, FLAGS.train_steps, name="gradual_warmup_then_dec"
     )
