@@ -20,41 +20,49 @@ SHUFFLE_BUFFER = 1024
 
 
 def train_records(share: Share, first_step: int, train_steps: int) -> tf.data.Dataset:
-    """Return this rank's serialized examples from a global step on; its files are dealt anew each epoch."""
+    """Return this rank's serialized examples from a global step on; its files are dealt anew each epoch.
+
+    Their order follows from the seed, the epoch and the rank, so a resumed run reads those that are left.
+    """
     first_epoch, done = divmod(first_step, share.steps)
     epochs = range(first_epoch, -(-train_steps // share.steps))
     deals = tf.data.Dataset.from_tensor_slices([share.deal(epoch) for epoch in epochs])
     starts = tf.data.Dataset.from_tensor_slices([done if epoch == first_epoch else 0 for epoch in epochs])
+    numbers = tf.data.Dataset.from_tensor_slices(tf.constant(list(epochs), tf.int64))
     read = _read_files if share.is_by_file else _read_records
-    return tf.data.Dataset.zip((deals, starts)).flat_map(
-        lambda files, start: read(share, files, tf.cast(start, tf.int64))
-    )
+
+    def read_epoch(files: tf.Tensor, start: tf.Tensor, epoch: tf.Tensor) -> tf.data.Dataset:
+        records = read(share, files)
+        if not share.is_deterministic:
+            seed = epoch * share.ranks + share.rank + (share.seed << 32)
+            records = records.shuffle(SHUFFLE_BUFFER, seed, reshuffle_each_iteration=False)
+        mine = records.take(share.steps * share.local_batch)
+        return mine.skip(tf.cast(start, tf.int64) * share.local_batch)
+
+    return tf.data.Dataset.zip((deals, starts, numbers)).flat_map(read_epoch)
 
 
-def _read_files(share: Share, files: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-    """Read whole files, many at a time; the order of the records is not deterministic."""
-    records = tf.data.Dataset.from_tensor_slices(files).interleave(
+def _read_files(share: Share, files: tf.Tensor) -> tf.data.Dataset:
+    """Read whole files, many at a time."""
+    return tf.data.Dataset.from_tensor_slices(files).interleave(
         tf.data.TFRecordDataset,
         cycle_length=min(CYCLE_LENGTH, len(share.group_files.paths) // share.group_ranks),
         num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=False,
+        deterministic=True,
     )
-    mine = records.shuffle(SHUFFLE_BUFFER).take(share.steps * share.local_batch)
-    return mine.skip(start * share.local_batch)
 
 
-def _read_records(share: Share, files: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+def _read_records(share: Share, files: tf.Tensor) -> tf.data.Dataset:
     """Read all files of the group one after another, and keep this rank's part of the group's batches.
 
     In a single group, step k gets the same images regardless of the number of ranks.
     """
     batch = share.group_batch
     in_order = tf.data.TFRecordDataset(files).take(share.steps * batch).enumerate()
-    mine = in_order.skip(start * batch).filter(
+    mine = in_order.filter(
         lambda number, record: tf.equal(number % batch // share.local_batch, share.group_rank)
     )
-    records = mine.map(lambda number, record: record)
-    return records if share.is_deterministic else records.shuffle(SHUFFLE_BUFFER)
+    return mine.map(lambda number, record: record)
 
 
 def train_input(
@@ -66,7 +74,7 @@ def train_input(
     examples = records.map(
         lambda record: parse_record(record, image_size, labels, is_distorted=is_distorted),
         num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=share.is_deterministic,
+        deterministic=True,  # else a resumed run would miss some images, and read others twice
     )
     return examples.batch(share.local_batch, drop_remainder=True).prefetch(2)
 

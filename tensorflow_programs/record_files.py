@@ -210,6 +210,10 @@ def load_files(data_dir: str, images: int, classes: int, groups: int = 1, group:
         records, shards, prefix = int(manifest["records"]), int(manifest["shards"]), str(manifest["prefix"])
         sizes, seed = [int(size) for size in manifest["sizes_bytes"]], int(manifest["seed"])
         named = len(manifest["classes"] or range(classes))
+        # Files that another program made; those of ours are even.
+        counts = [int(count) for count in manifest.get("file_records", ())]
+        if counts and (len(counts), sum(counts)) != (shards, records):
+            raise ValueError("does not add up")
         if not prefix or "/" in prefix or "\0" in prefix:
             raise ValueError("leads out of the folder")
     except OSError as error:
@@ -231,4 +235,4 @@ def load_files(data_dir: str, images: int, classes: int, groups: int = 1, group:
             message = f"{file}: {what} on {socket.gethostname()}{of_group}; copy the records again"
             raise BadInput(message, is_local=True)
     ends = [shard * records // shards for shard in range(shards + 1)]
-    return RecordFiles(paths, [end - start for start, end in pairwise(ends)], seed)
+    return RecordFiles(paths, counts or [end - start for start, end in pairwise(ends)], seed)

@@ -177,6 +177,10 @@ def check_flags() -> Share:
         raise BadInput(f"--train_batch_size {batch} is not divisible by {hvd.size()} ranks")
     if batch > images:
         raise BadInput(f"--train_batch_size {batch} exceeds the {images} images")
+    made_for = getattr(rates, "BATCH", batch)
+    if batch != made_for:
+        hint = "`caffe-recipes rescale --batch` makes rates for another"
+        raise BadInput(f"--train_batch_size {batch}: the rates of tf_rates.py are for {made_for}; {hint}")
     groups = FLAGS.file_groups
     if groups > 1 and FLAGS.deterministic:
         what = "with groups of files, the images of a step depend on the number of groups"

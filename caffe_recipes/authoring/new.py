@@ -350,6 +350,7 @@ def find_schedule(request: RecipeRequest) -> Schedule:
             warmup="own-phase",
             collapse=True,
             collapse_epochs=collapse,
+            weight_decay_steps=paper_rules.weight_decay_steps(request.batch),
         )
     # As in the paper's 120 epochs, a branch starts at the end of the decay and of each cycle.
     branches = {"collapse_epochs": (collapse,) * (request.cycles + 1)}
@@ -465,6 +466,9 @@ def _accept(phases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     """Yield `accept:` entries for the lint findings that follow from the rules."""
     if any("weights" in phase for phase in phases):
         yield {"finding": "weights-of-other-phase", "reason": "a collapse branches off the end of each cycle"}
+    if any(phase["name"] == "main2" for phase in phases):  # the weight decay grows
+        reason = "twice the weight decay at the start; it has grown in steps since then"
+        yield {"finding": "collapse-weight-decay", "phase": phases[-1]["name"], "reason": reason}
     last = phases[-1]["max_iter"]
     if (1 / last) ** 2 > _END_IS_HIGH:
         reason = f"power 2 to 0 over only {last} iterations ends at 1 / {last}^2 of base_lr"
@@ -492,6 +496,17 @@ def _solver_lines(recipe: Recipe) -> Iterator[str]:
         yield "solver_mode: not set, so `run` uses a GPU if PyTorch finds one, and else the CPU."
 
 
+def _decay_lines(batch: int, schedule: Schedule) -> Iterator[str]:
+    """Yield comments on the weight decay, and on the steps in which it grows."""
+    yield "Half of the standard 0.0001 (V-B); the collapse has twice this value."
+    if schedule.weight_decay_steps > 1:
+        steps = f"{schedule.weight_decay_steps} steps"
+        yield f"It grows in {steps} before, as V-C and VI advise for very large batches. From"
+        yield f"{paper_rules.LARGE_BATCH:,} images on, the number of steps and the factor are our choice."
+    elif batch >= paper_rules.LARGE_BATCH:
+        yield "For very large batches, V-C and VI advise more steps: a `weight_decay` in each phase."
+
+
 def _comments(
     request: RecipeRequest,
     recipe: Recipe,
@@ -513,13 +528,15 @@ def _comments(
         ("data",): [request.transform.why],
         ("cluster",): [f"{ranks} x {recipe.cluster.batch_per_rank:,}.", *node_notes],
         ("solver", "momentum"): ["Section IV-B."],
-        ("solver", "weight_decay"): ["Half of the standard 0.0001 (V-B); the collapse has twice this value."],
         ("phases",): [
             *rate_lines(recipe, joins),
             *(branch_lines(recipe) if len(leaves) > 1 else []),
             *(collapse_lines() if request.collapse_epochs is None else []),
         ],
     }
+    # With a weight decay that grows, each phase has its own.
+    place: Location = ("phases", 0) if schedule.weight_decay_steps > 1 else ("solver",)
+    comments[(*place, "weight_decay")] = [*_decay_lines(request.batch, schedule)]
     for index, phase in enumerate(recipe.phases):
         comments |= {
             ("phases", index, *at): lines for at, lines in phase_lines(recipe, phase, schedule).items()

@@ -119,7 +119,8 @@ def _warn_of_linear_share(source: Recipe, batch: int, rate: float) -> Iterator[s
     linear, old = paper_rules.scaled_lr(batch), source.cluster.global_batch
     if batch != old and abs(rate - linear) > _SAME_RATE * linear:
         share = f"{rate / linear:.3g} of the linear rule's {linear:g}, as in {source.name}"
-        yield f"warning: the rate is {share}, which was tuned for a batch of {old:,}"
+        whole = f"end_learning_rate: {linear:g} is the whole rule, which tf-256n-8k-90ep follows"
+        yield f"warning: the rate is {share}, which was tuned for a batch of {old:,} only; {whole}"
 
 
 def _rounding(source: Recipe, made: Recipe, epochs: float) -> Iterator[str]:

@@ -86,10 +86,18 @@ def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
     short_help="Write the images of an LMDB as TFRecords.",
     epilog=examples(
         "caffe-recipes data tfrecords train_lmdb --out train_records --shards 128",
+        "caffe-recipes data tfrecords --adopt imagenet/train",
     ),
 )
-@click.argument("lmdb", type=PATH)
-@click.option("--out", metavar="DIR", type=PATH, required=True, help="Folder to write the files to.")
+@click.argument("lmdb", type=PATH, required=False)
+@click.option("--out", metavar="DIR", type=PATH, help="Folder to write the files to.")
+@click.option(
+    "--adopt",
+    metavar="DIR",
+    type=PATH,
+    help="Write only the manifest of a folder of TFRecords that another program made, as tensorflow/tpu's "
+    "imagenet_to_gcs.py does: its records, classes and digests.",
+)
 @click.option(
     "--shards",
     metavar="N",
@@ -110,7 +118,15 @@ def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
 @click.option(
     "--class-list", metavar="FILE", type=PATH, help="Names of the classes [default: from the LMDB's manifest]"
 )
-def tfrecords(lmdb: Path, out: Path, shards: int, seed: int, prefix: str, class_list: Path | None) -> None:
+def tfrecords(
+    lmdb: Path | None,
+    out: Path | None,
+    adopt: Path | None,
+    shards: int,
+    seed: int,
+    prefix: str,
+    class_list: Path | None,
+) -> None:
     """Write an LMDB's images as TFRecords like ImageNet's: JPEGs, labels from 1, shuffled over all files.
 
     After an interruption, run the same command again to resume. `data check DIR` measures how well the
@@ -118,8 +134,22 @@ def tfrecords(lmdb: Path, out: Path, shards: int, seed: int, prefix: str, class_
     """
     from caffe_recipes.data.images import load_classes
     from caffe_recipes.data.manifest import load_manifest
-    from caffe_recipes.data.tfrecords import write_tfrecords
+    from caffe_recipes.data.tfrecords import adopt_records, write_tfrecords
 
+    if adopt is not None:
+        if lmdb or out or class_list:
+            raise InputError(
+                "--adopt", "reads the folder as it is", "give it without an LMDB, --out or --class-list"
+            )
+        found = adopt_records(adopt, seed)
+        classes_of = f", {describe_count(len(found.classes), 'class', 'classes')}" if found.classes else ""
+        echo(
+            f"{adopt}: {describe_count(found.records, 'record')} in {describe_count(found.shards, 'file')}"
+            f"{classes_of}; wrote {adopt.resolve().name}.manifest.json beside it"
+        )
+        return
+    if lmdb is None or out is None:
+        raise InputError("", "no LMDB or no --out given", "give both, or --adopt DIR for existing TFRecords")
     manifest = load_manifest(lmdb) if class_list is None else None
     classes = load_classes(class_list) if class_list else manifest.classes if manifest else None
     made = write_tfrecords(

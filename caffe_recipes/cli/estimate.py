@@ -25,7 +25,7 @@ from caffe_recipes.review.inspect.estimate_tables import (
     table_values,
 )
 from caffe_recipes.review.inspect.plots import format_of
-from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes, sweep_shapes
+from caffe_recipes.review.inspect.sweep import SpeedInputs, add_speedups, estimate_shapes, sweep_shapes
 from caffe_recipes.review.inspect.sweep_plot import render_sweep_plot
 from caffe_recipes.review.naming import recipe_named
 from caffe_recipes.run.context import find_profile
@@ -64,6 +64,7 @@ class _Sweep:
     nodes: tuple[int, ...] = ()
     sweeps: tuple[str, ...] = ()
     plot: Path | None = None
+    speedup: bool = False
 
 
 @click.command(
@@ -71,6 +72,7 @@ class _Sweep:
         "caffe-recipes estimate stampede2-64n-72ep",
         "caffe-recipes estimate mine.yaml --sweep nodes=64..512:x2 --plot sweep.svg",
         "caffe-recipes estimate stampede2-448n-90ep --to-accuracy 76",
+        "caffe-recipes estimate paper-t2-8192-256n --sweep nodes=4..1024:x2 --speedup",
         "caffe-recipes estimate --paper-tables",
     )
 )
@@ -116,9 +118,14 @@ class _Sweep:
     "--to-accuracy",
     metavar="PERCENT",
     type=NUMBER,
-    help="Estimate the time to this top-1 accuracy of ResNet-50 from the paper's epochs: 75.5, 76 or 76.5.",
+    help="Estimate the time to this top-1 accuracy of ResNet-50 from the paper's epochs, e.g. 74, 76 or 77.",
 )
 @click.option("--plot", type=PATH, metavar="FILE", help="Plot the sweep to this .svg, .png or .pdf file.")
+@click.option(
+    "--speedup",
+    is_flag=True,
+    help="Add the speed-up over four ranks, as in the paper's Figures 1 and 2; --plot draws it.",
+)
 @click.option(
     "--start",
     metavar="TIME",
@@ -157,16 +164,21 @@ def estimate(
     kind = format_of(sweep.plot) if sweep.plot else ""
     if sweep.plot and not (sweep.sweeps or sweep.nodes):
         raise InputError("--plot", "needs a sweep to draw", "give --sweep or --nodes too")
+    if sweep.speedup and not (sweep.sweeps or sweep.nodes):
+        raise InputError("--speedup", "needs a sweep", "give e.g. --sweep nodes=4..256:x2")
     recipe = load_recipe(recipe_named(name), "start it, and see its images/s and the time left with `status`")
     shapes = sweep_shapes(shape_of(recipe), sweep.sweeps, nodes=sweep.nodes)
-    estimates = estimate_shapes(recipe, shapes, speed.known(recipe), to_accuracy)
+    inputs = speed.known(recipe)
+    estimates = estimate_shapes(recipe, shapes, inputs, to_accuracy)
+    if sweep.speedup:
+        estimates = add_speedups(recipe, estimates, inputs)
     if sweep.plot:
         swept = [text.partition("=")[0] for text in sweep.sweeps]
         write_file(sweep.plot, render_sweep_plot(estimates, kind, swept))
         echo(f"wrote {sweep.plot}", err=True)
     if as_json:
         click.echo(json.dumps(estimate_values(estimates, start), indent=2))
-    elif len(estimates) == 1:
+    elif len(estimates) == 1 and not sweep.speedup:
         echo(*render_estimate(estimates[0], start, terminal_width()))
     else:
         echo(*render_sweep(estimates, terminal_width()))

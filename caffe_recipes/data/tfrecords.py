@@ -58,6 +58,7 @@ class RecordSet:
     """The manifest of a folder of TFRecords. `plan` is the digest of the image keys and all settings.
 
     `sizes_bytes` and `digests` are those of the files once they are written, with the digest used in staging.
+    `file_records` are the records of each file, if another program distributed them; else they are even.
     """
 
     records: int
@@ -68,6 +69,7 @@ class RecordSet:
     plan: str
     sizes_bytes: tuple[int, ...] = ()
     digests: tuple[str, ...] = ()
+    file_records: tuple[int, ...] = ()
 
     def file_name(self, shard: int) -> str:
         """Return the name of a file.
@@ -92,7 +94,8 @@ class RecordSet:
         {'train-00000-of-00002': 1, 'train-00001-of-00002': 2}
         """
         parts = map(self.shard_slice, range(self.shards))
-        return {self.file_name(shard): part.stop - part.start for shard, part in enumerate(parts)}
+        even = [part.stop - part.start for part in parts]
+        return {self.file_name(shard): count for shard, count in enumerate(self.file_records or even)}
 
 
 def records_manifest_path(out: Path) -> Path:
@@ -109,7 +112,10 @@ def load_record_set(out: Path) -> RecordSet | None:
 def _parse_set(known: dict[str, Any]) -> RecordSet | None:
     classes, sizes, digests = known.pop("classes"), known.pop("sizes_bytes"), known.pop("digests")
     classes = tuple(classes) if isinstance(classes, list) else classes
-    made = RecordSet(classes=classes, sizes_bytes=tuple(sizes), digests=tuple(digests), **known)
+    counts = tuple(known.pop("file_records", ()))
+    made = RecordSet(
+        classes=classes, sizes_bytes=tuple(sizes), digests=tuple(digests), file_records=counts, **known
+    )
     return made if _is_valid(made) else None
 
 
@@ -120,11 +126,15 @@ def write_record_set(out: Path, made: RecordSet) -> None:
 
 
 def _is_valid(made: RecordSet) -> bool:
-    counts = (made.records, made.shards, made.seed, *made.sizes_bytes)
+    counts = (made.records, made.shards, made.seed, *made.sizes_bytes, *made.file_records)
     return (
         all(map(is_count, counts))
         and 1 <= made.shards <= min(made.records, MOST_RECORD_FILES)
         and len(made.sizes_bytes) == len(made.digests) == made.shards
+        and (
+            not made.file_records
+            or (len(made.file_records), sum(made.file_records)) == (made.shards, made.records)
+        )
         and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in made.digests)
         and isinstance(made.prefix, str)
         and re.fullmatch(r"[^/\0]+", made.prefix) is not None  # the files are in the folder itself
@@ -370,7 +380,7 @@ class RecordsReport:
     """The result of checking TFRecords. Labels count from 1, as in the records.
 
     `order` is that of all records, in the files' name order. `files` has the number of records in each file,
-    and `fewest_classes` is the smallest number of classes in a file.
+    `fewest_classes` is the smallest number of classes in a file, and `synsets` the class names of each label.
     """
 
     files: Mapping[str, int]
@@ -379,6 +389,7 @@ class RecordsReport:
     fewest_classes: int
     size_bytes: int
     problems: tuple[Problem, ...]
+    synsets: Mapping[int, frozenset[bytes]]
 
     @property
     def count(self) -> int:
@@ -414,9 +425,10 @@ def check_records(
     made = load_record_set(path if path.is_dir() else path.parent)
     expected = made.counts() if made else {}
     stats, files, fewest, size_bytes = RecordStats(), {}, 0, 0
+    synsets: dict[int, frozenset[bytes]] = {}
     for file in paths:
         before, damaged = len(stats.labels), stats.problems.get("damaged")
-        files[file.name] = sum(1 for data in _check_file(file, classes, stats))
+        files[file.name] = sum(1 for _ in _check_file(file, classes, stats, synsets))
         if stats.problems.get("damaged") is damaged:
             _check_count(file.name, files[file.name], expected, stats)
         here = len(set(stats.labels[before:]))
@@ -428,8 +440,57 @@ def check_records(
         _check_names(paths, stats)
     order = stats.measure_order(batch, must_be_shuffled=must_be_shuffled)
     return RecordsReport(
-        files, stats.count_labels(), order, fewest, size_bytes, tuple(stats.problems.values())
+        files, stats.count_labels(), order, fewest, size_bytes, tuple(stats.problems.values()), synsets
     )
+
+
+def adopt_records(folder: Path, seed: int = 1) -> RecordSet:
+    """Write the manifest of a folder of TFRecords that another program made, and return it.
+
+    Its files are read once to count and check their records, and once for their digests. Class names are
+    those of `image/class/synset`, if each label has one. Raises DataError for files that training would
+    refuse, and if there is another manifest.
+    """
+    if not folder.is_dir():
+        raise DataError(folder, "is not a folder", "give the folder that holds the TFRecords")
+    check_own_data(folder)
+    if os.path.lexists(records_manifest_path(folder)):
+        raise DataError(
+            records_manifest_path(folder), "already exists", "remove it to adopt the records again"
+        )
+    report = check_records(folder)
+    if report.problems:
+        raise DataError(folder, str(report.problems[0]), report.hint)
+    empty = next((name for name, count in report.files.items() if not count), None)
+    if empty is not None:
+        raise DataError(
+            folder / empty, "has no records", "remove it, and name the other files for their number"
+        )
+    paths = [folder / name for name in report.files]
+    prefix = re.fullmatch(_NAME, paths[0].name).group(1)  # type: ignore[union-attr]
+    digests = tuple(map(digest_of, paths))
+    made = RecordSet(
+        records=report.count,
+        shards=len(paths),
+        seed=seed,
+        prefix=prefix,
+        classes=_name_classes(report),
+        plan=hashlib.sha256("\n".join(digests).encode()).hexdigest(),
+        sizes_bytes=tuple(path.stat().st_size for path in paths),
+        digests=digests,
+        file_records=tuple(report.files.values()),
+    )
+    with writing(folder, "check the permissions of the folder that contains it"):
+        write_record_set(folder, made)
+    return made
+
+
+def _name_classes(report: RecordsReport) -> tuple[str, ...] | None:
+    """Return the class names by label, if the labels 1 to N all occur, and each has one name of its own."""
+    names = [report.synsets.get(label, frozenset()) for label in range(1, max(report.labels, default=0) + 1)]
+    only = [os.fsdecode(next(iter(each))) for each in names if len(each) == 1]
+    found = tuple(only)
+    return found if len(found) == len(names) == len(set(found)) and is_names(found) else None
 
 
 def records_values(report: RecordsReport) -> dict[str, object]:
@@ -488,7 +549,9 @@ def _check_names(paths: Sequence[Path], stats: RecordStats) -> None:
             stats.add("files", f"{missing:,} of {count:,} files are missing, e.g. {name}", _REBUILD_HINT)
 
 
-def _check_file(file: Path, classes: int | None, stats: RecordStats) -> Iterator[None]:
+def _check_file(
+    file: Path, classes: int | None, stats: RecordStats, synsets: dict[int, frozenset[bytes]]
+) -> Iterator[None]:
     try:
         for number, data in enumerate(read_records(file)):
             where = f"{file.name}: record {number:,}"
@@ -503,6 +566,11 @@ def _check_file(file: Path, classes: int | None, stats: RecordStats) -> Iterator
                 stats.add("example", f"{where} {error}")
             else:
                 _check_features(features, classes, where, stats)
+                label = _single_value(features, "image/class/label", int)
+                synset = _single_value(features, "image/class/synset", bytes)
+                known = synsets.get(label or 0, frozenset())
+                if label and synset and len(known) < 2:
+                    synsets[label] = known | {synset}
             yield
     except DamagedError as error:
         stats.add("damaged", f"{file.name}: {error.what}", _REBUILD_HINT)

@@ -1,6 +1,7 @@
 """Estimate a recipe's time, its parts, node-hours and network traffic.
 
-`estimate_duration` uses the speed that the recipe's source reports; `estimate_recipe` takes any speed.
+`estimate_duration` uses the speed that the recipe's source reports; `estimate_recipe` takes any speed. Both
+add the same parts (`Duration`), from which a job's time limit follows.
 """
 
 from __future__ import annotations
@@ -12,47 +13,45 @@ from pathlib import PurePosixPath
 
 from caffe_recipes.cluster.staging.plan import CopyRates, chain_s, copy_s
 from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.accuracy import Target, describe_target
 from caffe_recipes.recipe.graph import find_evaluated, images_of, total_images
 from caffe_recipes.recipe.model import AnyRecipe, Recipe, TensorFlowRecipe
-from caffe_recipes.recipe.pace import Pace, Shape, reported_pace, shape_of
+from caffe_recipes.recipe.pace import Pace, Shape, measured_pace, order_paces, reported_pace, shape_of
+from caffe_recipes.units import describe_duration
 
 # Added to the computed time, since machines are not always as fast as in a paper.
 _MARGIN = 0.2
 # Preflight, starting the ranks, fetching and verifying snapshots: per job and per phase.
 _JOB_S, _PHASE_S = 300.0, 120.0
+# Per phase on one node, where nothing is fetched: starting the ranks, verifying the snapshot.
+ONE_NODE_PHASE_S = 5.0
+# Share of the forward pass in training: the backward pass takes two products per forward product.
+_FORWARD = 1 / 3
 _ROUND_TO_S = 600
 
 
 @dataclass(frozen=True)
 class Duration:
-    """The parts of the time of a chain or a phase, without a margin."""
+    """The parts of the time of a chain or a phase; `joins_s` is for starting, fetching and verifying."""
 
     training_s: float
     staging_s: float
     evaluation_s: float
-    phases: int
+    joins_s: float
 
     @property
     def total_s(self) -> float:
-        """The sum of training, staging and evaluation."""
-        return self.training_s + self.staging_s + self.evaluation_s
-
-    @property
-    def joins_s(self) -> float:
-        """Allowance for starting, fetching and verifying: 5 minutes per job and 2 per phase."""
-        return _JOB_S + _PHASE_S * self.phases
+        """The sum of all parts."""
+        return self.training_s + self.staging_s + self.evaluation_s + self.joins_s
 
     @property
     def limit_s(self) -> int:
-        """The time limit to request from a batch system, in seconds.
+        """The time limit to request from a batch system: the total plus a fifth, in whole tens of minutes.
 
-        It is the total plus a fifth, plus `joins_s`, rounded up to 10 minutes.
-
-        >>> Duration(training_s=14_692, staging_s=538, evaluation_s=1015, phases=5).limit_s / 3600
-        5.666666666666667
+        >>> Duration(training_s=14_692, staging_s=93, evaluation_s=339, joins_s=900).limit_s / 3600
+        5.5
         """
-        asked = (1 + _MARGIN) * self.total_s + self.joins_s
-        return _ROUND_TO_S * math.ceil(asked / _ROUND_TO_S)
+        return _ROUND_TO_S * math.ceil((1 + _MARGIN) * self.total_s / _ROUND_TO_S)
 
 
 def estimate_duration(recipe: AnyRecipe, phase: str | None = None) -> Duration | None:
@@ -63,16 +62,46 @@ def estimate_duration(recipe: AnyRecipe, phase: str | None = None) -> Duration |
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> recipe = load_recipe("stampede2-64n-72ep")
     >>> round(estimate_duration(recipe).training_s), round(estimate_duration(recipe, "init").total_s)
-    (14693, 5606)
+    (14693, 5582)
     """
-    pace = reported_pace(recipe)
+    pace = _source_pace(recipe)
     if pace is None:
         return None
     if isinstance(recipe, TensorFlowRecipe):
-        images = (total_images(recipe), recipe.tested_images * recipe.cluster.ranks)
+        images = (total_images(recipe), _FORWARD * recipe.tested_images * recipe.cluster.ranks)
         training_s, evaluation_s = (number / pace.images_per_s for number in images)
-        return Duration(training_s, 0.0, evaluation_s, phases=1)
+        return Duration(training_s, 0.0, evaluation_s, _joins_s(recipe.cluster.nodes, phases=1))
     return duration_at(recipe, pace.images_per_s, phase)
+
+
+def describe_limits(recipe: AnyRecipe, phases: Sequence[str | None]) -> str:
+    """Return what the time limits of some jobs assume, one for each phase, or one for the chain (None)."""
+    pace = _source_pace(recipe)
+    found = [one for phase in phases if (one := estimate_duration(recipe, phase))]
+    if pace is None or not found:
+        return ""
+    each = " for each job" if len(found) > 1 else ""
+    staging = find_staging(recipe, recipe.cluster.nodes, CopyRates()) if isinstance(recipe, Recipe) else ()
+    parts = [f"training {_sum(found, 'training_s')} at {pace.images_per_s:,.0f} images/s ({pace.source})"]
+    if staging:
+        first, *others = (f"by {way.how}{each} {describe_duration(way.seconds)}" for way in staging)
+        parts.append(f"staging {first} ({', '.join(others)})")
+    parts.append(f"starts and snapshots {_sum(found, 'joins_s')}")
+    parts.append(f"evaluation {_sum(found, 'evaluation_s')}")
+    return f"{'; '.join(parts)}; and a fifth more"
+
+
+def _sum(durations: Sequence[Duration], part: str) -> str:
+    return describe_duration(sum(getattr(one, part) for one in durations))
+
+
+def _source_pace(recipe: AnyRecipe) -> Pace | None:
+    """Return the speed that `estimate` would use first, if the source reports any; None if it does not."""
+    reported = reported_pace(recipe)
+    if reported is None or isinstance(recipe, TensorFlowRecipe):
+        return reported
+    measured = measured_pace(recipe, None, shape_of(recipe))
+    return order_paces([reported, *([measured] if measured else [])])[0]
 
 
 def duration_at(
@@ -85,37 +114,29 @@ def duration_at(
 ) -> Duration:
     """Return the time of the chain, or of one phase, at a speed; `nodes` may differ from the recipe's.
 
-    training_s = iterations x global batch / images per second. staging_s: every node reads the training LMDB
-    from the shared file system (`copy_s`), the slowest of the methods that work everywhere, at the machine's
-    `rates` if known. evaluation_s: one process tests at the speed at which one rank trains, an upper bound,
-    since it only computes the forward pass; it counts with the last phase.
+    training_s = iterations x global batch / images per second. staging_s: the quicker of `chain` and `copy`,
+    as `stage` chooses, at the machine's `rates` if known. evaluation_s: one process tests in a third of the
+    time in which one rank trains, since it only computes the forward pass; it counts with the last phase.
     """
     nodes = nodes or recipe.cluster.nodes
     phases = recipe.phases if phase is None else (recipe.phase(phase),)
-    train, tested = recipe.data.train, 0
+    tested = 0
     if recipe.evaluation is not None and recipe.phases[-1] in phases:
         test = recipe.data.test  # if the data are as in the net, so is the batch size
         each = test.images if recipe.data.is_in_net else recipe.evaluation.iterations * test.batch_size
         tested = each * len(find_evaluated(recipe))
-    size_bytes = math.ceil((train.size_gb or 0) * 1e9)
+    staging = find_staging(recipe, nodes, rates or CopyRates())
     return Duration(
         training_s=sum(images_of(recipe, each) for each in phases) / images_per_s,
-        staging_s=copy_s(size_bytes, nodes, rates or CopyRates()),
-        evaluation_s=tested / (images_per_s / (nodes * recipe.cluster.ranks_per_node)),
-        phases=len(phases),
+        staging_s=staging[0].seconds if staging else 0.0,
+        evaluation_s=_FORWARD * tested / (images_per_s / (nodes * recipe.cluster.ranks_per_node)),
+        joins_s=_joins_s(nodes, len(phases)),
     )
 
 
-# Per phase on one node, where nothing is fetched: starting the ranks, verifying the snapshot.
-ONE_NODE_PHASE_S = 5.0
-# Share of the forward pass in training: the backward pass takes two products per forward product.
-_FORWARD = 1 / 3
-# Epochs to a top-1 accuracy in percent. Source: arXiv:1711.04291, VI: "as demonstrated by the learning rate
-# schedule from Figure 4".
-EPOCHS_TO_ACCURACY = {75.5: 48, 76.0: 64, 76.5: 78}
-_IMAGENET_IMAGES = 1_281_167
-# Section VI: "for batch sizes of up to 8K/12K".
-_TO_ACCURACY_IMAGES = 12 * 1024
+def _joins_s(nodes: int, phases: int) -> float:
+    """Return the allowance for starting, fetching and verifying: less on one node than for several."""
+    return ONE_NODE_PHASE_S * phases if nodes == 1 else _JOB_S + _PHASE_S * phases
 
 
 @dataclass(frozen=True)
@@ -150,7 +171,7 @@ class Estimate:
     """A recipe's time on a shape at a speed (`pace`); `others` are known speeds that were not used.
 
     `staging` starts with the fastest method, which is the one that counts; it is empty if the LMDB's size is
-    unknown.
+    unknown. `speedup` is that over four ranks with as many images each, if requested.
     """
 
     recipe: str
@@ -165,17 +186,12 @@ class Estimate:
     staging: tuple[Staging, ...]
     traffic: Traffic | None
     notes: tuple[str, ...]
-
-    @property
-    def joins_s(self) -> float:
-        """Allowance for starting, fetching and verifying: less on one node than for several."""
-        is_one = self.shape.nodes == 1
-        return ONE_NODE_PHASE_S * self.duration.phases if is_one else self.duration.joins_s
+    speedup: float | None = None
 
     @property
     def total_s(self) -> float:
         """The sum of all parts, in seconds."""
-        return self.duration.total_s + self.joins_s
+        return self.duration.total_s
 
     @property
     def node_hours(self) -> float:
@@ -190,21 +206,19 @@ def estimate_recipe(
     shape: Shape | None = None,
     rates: CopyRates | None = None,
     model_bytes: int | None = None,
-    to_accuracy: float | None = None,
+    target: Target | None = None,
 ) -> Estimate:
     """Estimate a recipe at the first of some speeds, which are for `shape`, by default the recipe's own.
 
-    With `to_accuracy`, one of EPOCHS_TO_ACCURACY, these epochs replace the phases. On another shape the
-    iterations change, and the epochs by less than one iteration per phase. Staging uses the quicker of `copy`
-    and `chain`, and the evaluation takes a third of the time of training on its images; a job's time limit is
-    more cautious with both. Raises InputError without a speed, and for a batch larger than the data set.
+    With a `target`, its epochs replace the phases. On another shape the iterations change, and the epochs by
+    less than one iteration per phase. Raises InputError without a speed, and for a batch larger
+    than the data set.
     """
     shape, rates = shape or shape_of(recipe), rates or CopyRates()
     _check_estimable(recipe, paces, shape)
     pace, train = paces[0], recipe.data.train
     duration = duration_at(recipe, pace.images_per_s, rates=rates, nodes=shape.nodes)
-    phases = tuple(_phases(recipe, shape, pace.images_per_s, to_accuracy))
-    staging = _staging(recipe, shape.nodes, rates)
+    phases = tuple(_phases(recipe, shape, pace.images_per_s, target))
     exchanged = model_bytes if shape.ranks > 1 else None
     return Estimate(
         recipe=recipe.name,
@@ -218,27 +232,13 @@ def estimate_recipe(
         duration=replace(
             duration,
             training_s=sum(phase.training_s for phase in phases),
-            staging_s=staging[0].seconds if staging else 0.0,
-            evaluation_s=duration.evaluation_s
-            * _FORWARD
-            / (len(find_evaluated(recipe)) if to_accuracy else 1),
-            phases=len(phases),
+            evaluation_s=duration.evaluation_s / (len(find_evaluated(recipe)) if target else 1),
+            joins_s=_joins_s(shape.nodes, len(phases)),
         ),
-        staging=staging,
+        staging=find_staging(recipe, shape.nodes, rates),
         traffic=traffic_of(exchanged, shape, pace.images_per_s) if exchanged else None,
-        notes=tuple(_notes(recipe, shape, to_accuracy)),
+        notes=(*_tensorflow_notes(recipe, pace), *_notes(recipe, shape, target)),
     )
-
-
-def check_accuracy(recipe: Recipe, percent: float) -> None:
-    """Raise InputError unless the paper gives the epochs to an accuracy, for the recipe's net and images."""
-    if percent not in EPOCHS_TO_ACCURACY:
-        known = ", ".join(f"{one:g} ({epochs} epochs)" for one, epochs in EPOCHS_TO_ACCURACY.items())
-        what = f"the epochs to {percent:g}% top-1 are unknown"
-        raise InputError("--to-accuracy", what, f"the paper gives them for {known}")
-    if recipe.net.builder != "resnet50" or recipe.data.train.images != _IMAGENET_IMAGES:
-        what = f"{recipe.name} does not train the paper's net on the paper's images"
-        raise InputError("--to-accuracy", what, "give a recipe for ResNet-50 on ImageNet-1K")
 
 
 def _check_estimable(recipe: Recipe, paces: Sequence[Pace], shape: Shape) -> None:
@@ -266,24 +266,22 @@ def traffic_of(model_bytes: int, shape: Shape, images_per_s: float) -> Traffic:
     return Traffic(model_bytes, in_all, in_all * images_per_s / shape.global_batch)
 
 
-def _phases(
-    recipe: Recipe, shape: Shape, images_per_s: float, to_accuracy: float | None
-) -> Iterator[PhaseTime]:
+def _phases(recipe: Recipe, shape: Shape, images_per_s: float, target: Target | None) -> Iterator[PhaseTime]:
     all_images = recipe.data.train.images
     trained = [
         (phase.name, images_of(recipe, phase), shape.global_batch * (phase.iter_size or 1))
         for phase in recipe.phases
     ]
-    if to_accuracy is not None:
-        epochs = EPOCHS_TO_ACCURACY[to_accuracy]
-        trained = [(f"to {to_accuracy:g}%", epochs * all_images, shape.global_batch)]
+    if target is not None:
+        trained = [(f"to {target.percent:g}%", target.epochs * all_images, shape.global_batch)]
     for name, images, of_each in trained:
         iterations = max(round(images / of_each), 1)
         images = iterations * of_each
         yield PhaseTime(name, iterations, images / all_images, images / images_per_s)
 
 
-def _staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...]:
+def find_staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...]:
+    """Return the ways of staging that work everywhere, the quickest first; none if the size is unknown."""
     train = recipe.data.train
     if train.size_gb is None:
         return ()
@@ -294,13 +292,19 @@ def _staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...
     return tuple(sorted(ways, key=lambda way: way.seconds))
 
 
-def _notes(recipe: Recipe, shape: Shape, to_accuracy: float | None) -> Iterator[str]:
-    if to_accuracy is not None:
-        takes = f"{to_accuracy:g}% top-1 takes {EPOCHS_TO_ACCURACY[to_accuracy]} epochs"
-        yield f"{takes} according to the paper (Figure 4's cycles and a collapse), not by the recipe's phases"
-        if shape.global_batch > _TO_ACCURACY_IMAGES:
-            what = f"{shape.global_batch:,} images per iteration: the paper trained with 4,096"
-            yield f"{what}, and says that the same seems to hold for batch sizes of up to 8K to 12K"
+def _tensorflow_notes(recipe: Recipe, pace: Pace) -> Iterator[str]:
+    """Yield whose speed it is that is used for a recipe that both Caffe and TensorFlow can train."""
+    if recipe.tensorflow is None:
+        return
+    if pace.kind == "measured":
+        yield "the paper measured Caffe: TensorFlow's speed is unknown; for that, give --images-per-s"
+    elif pace.kind in ("reported", "minutes"):
+        yield "the reported speed is that of the TensorFlow run; Caffe's is unknown"
+
+
+def _notes(recipe: Recipe, shape: Shape, target: Target | None) -> Iterator[str]:
+    if target is not None:
+        yield from describe_target(target, shape.global_batch)
     if recipe.data.train.size_gb is None:
         unknown = "does not give the training LMDB's size_gb" if recipe.reads_lmdb else "stages no data"
         yield f"staging is not included: the recipe {unknown}"

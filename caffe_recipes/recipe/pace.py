@@ -39,10 +39,11 @@ class Point:
 
 @dataclass(frozen=True)
 class OneNode:
-    """The speed of a single node at one local batch, derived from an efficiency that the paper prints."""
+    """The speed of a single node at one local batch, derived from an efficiency printed for some nodes."""
 
     batch_per_node: int
     images_per_s: float
+    nodes: int
     derived: str
 
 
@@ -51,6 +52,7 @@ class Table:
     """The measurements on a machine, and the speed of a single node."""
 
     name: str
+    machine: str
     points: tuple[Point, ...]
     one_node: OneNode
 
@@ -92,14 +94,16 @@ EPOCHS_VI = (
 def _one_node(among: Point, percent: int, words: str) -> OneNode:
     """Derive the speed of one node from the efficiency that the paper prints for a point."""
     derived = f'derived from "{words} {percent}%" at {among.nodes} nodes'
-    return OneNode(among.batch_per_node, among.images_per_s / among.nodes * 100 / percent, derived)
+    return OneNode(
+        among.batch_per_node, among.images_per_s / among.nodes * 100 / percent, among.nodes, derived
+    )
 
 
 _POINTS_V = tuple(Point(b, n, PAPER_IMAGES / s) for b, n, s in EPOCHS_V)
 _POINTS_VI = tuple(Point(b, n // _SOCKETS_PER_NODE, speed) for b, n, speed, _ in EPOCHS_VI)
 # Section V-A 1: "above 97%" from 1 to 256 KNL nodes; V-A 2: "around 90%" from 1 to 512 CPUs.
-TABLE_V = Table("Table V", _POINTS_V, _one_node(_POINTS_V[1], 97, "above"))
-TABLE_VI = Table("Table VI", _POINTS_VI, _one_node(_POINTS_VI[0], 90, "around"))
+TABLE_V = Table("Table V", "Stampede2", _POINTS_V, _one_node(_POINTS_V[1], 97, "above"))
+TABLE_VI = Table("Table VI", "MareNostrum 4", _POINTS_VI, _one_node(_POINTS_VI[0], 90, "around"))
 # By the machine's profile, or else by sockets and cores per socket: Xeon Phi 7250, Xeon 8160.
 TABLES = {"stampede2-knl": TABLE_V, "marenostrum4": TABLE_VI}
 TABLES_BY_CORES = {(1, 68): TABLE_V, (2, 24): TABLE_VI}

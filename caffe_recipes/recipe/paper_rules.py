@@ -33,6 +33,7 @@ COLLAPSE_EPOCHS = (3, 10)  # minimum and maximum
 
 _LARGE_WARMUP_EPOCHS, _LONGEST_WARMUP_EPOCHS = 7, 10
 _WARMUP_EPOCHS_PER_DOUBLING = 1.5
+_LARGE_DECAY_STEPS = 3
 
 
 def scaled_lr(batch: int) -> float:
@@ -105,6 +106,18 @@ def ramp_decays(start: float, end: float, steps: int) -> tuple[float, ...]:
     (5e-05, 6.3e-05, 7.9e-05)
     """
     return tuple(float(f"{start * (end / start) ** (step / steps):.2g}") for step in range(steps))
+
+
+def weight_decay_steps(batch: int) -> int:
+    """Return the steps in which the weight decay grows before a collapse: 3 from 16,384 images on, else 1.
+
+    Source: sections V-C and VI advise several steps, "particularly for very large batches". That these start
+    at 16,384, where the other rules for them do, and the number of steps are our choice.
+
+    >>> weight_decay_steps(8192), weight_decay_steps(32768)
+    (1, 3)
+    """
+    return 1 if batch < LARGE_BATCH else _LARGE_DECAY_STEPS
 
 
 def decay_horizon(length: float, times: float, power: float) -> float:

@@ -15,8 +15,8 @@ readonly RECIPE=stampede2-448n-90ep
 
 # Each phase: name, seconds from Slurm's warning to the time limit, and the time limit.
 phases() {
-  submit main 600 02:40:00
-  submit collapse 600 02:00:00
+  submit main 540 01:30:00
+  submit collapse 180 00:30:00
 }
 
 here=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-$0}")")

@@ -16,10 +16,10 @@ readonly RECIPE=stampede2-64n-72ep
 # Each phase: name, seconds from Slurm's warning to the time limit, and the time limit.
 phases() {
   submit init 600 02:00:00
-  submit cyc1 420 01:10:00
+  submit cyc1 360 01:00:00
   submit cyc2 480 01:20:00
   submit cyc3 480 01:20:00
-  submit collapse 360 01:00:00
+  submit collapse 240 00:40:00
 }
 
 here=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-$0}")")

@@ -15,8 +15,8 @@ readonly RECIPE=tf-256n-90ep
 
 # Each phase: name, seconds from Slurm's warning to the time limit, and the time limit.
 phases() {
-  submit warmup 360 01:00:00
-  submit main 600 03:40:00
+  submit warmup 120 00:20:00
+  submit main 600 02:40:00
 }
 
 here=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-$0}")")

@@ -2,7 +2,6 @@
 """The learning rate of tf-256n-90ep, for resnet_main.py; TensorFlow is needed only if the step is a tensor.
 
     from tf_rates import gradual_warmup_then_dec
-
     learning_rate = gradual_warmup_then_dec(
         0.1, 260, 4.8, global_step, FLAGS.train_steps, name="gradual_warmup_then_dec"
     )
@@ -14,7 +13,8 @@ from __future__ import division
 
 import numbers
 
-LEARNING_RATE = 0.1  # for 24,576 images per step
+BATCH = 24576  # images per step, which the rates are for
+LEARNING_RATE = 0.1
 WARMUP_STEPS = 260
 END_LEARNING_RATE = 4.8
 STEPS = 4680

@@ -54,7 +54,9 @@ def lint(text: str, folder: Path) -> list[str]:
     file = folder / "new.yaml"
     file.write_text(text)
     found = lint_recipe(str(file), "surfsara")
-    assert {one.id for one in found if one.accepted} <= {"final-rate-high", "weights-of-other-phase"}
+    assert {one.id for one in found if one.accepted} <= {
+        *("collapse-weight-decay", "final-rate-high", "weights-of-other-phase")
+    }
     return [f"{one.id}: {one.what}" for one in found if one.severity != "note" and not one.accepted]
 
 
@@ -78,6 +80,24 @@ def test_whatever_fits_continues_at_every_join_for_so_many_epochs(wish: RecipeRe
     for leaf in find_leaves(recipe):
         assert leaf.weight_decay == 2 * (recipe.phases[0].weight_decay or 0) == 0.0001
         assert (leaf.net, leaf.lr_policy, leaf.power) == ("train_val_noaug", "poly", 2)
+
+
+@pytest.mark.parametrize(("batch", "decays"), [(8192, [5e-5]), (32_768, [5e-5, 6.3e-5, 7.9e-5])])
+def test_the_weight_decay_of_a_very_large_batch_grows_in_steps_as_the_paper_advises(
+    batch: int, decays: list[float], tmp_path: Path
+) -> None:
+    made = make_new(RecipeRequest(1_281_167, batch, 100))
+    *line, collapse = made.recipe.phases
+    grown = dict.fromkeys(phase.weight_decay or made.recipe.solver.weight_decay for phase in line)
+    assert [*grown] == decays
+    assert collapse.weight_decay == 0.0001
+    assert ("It grows in 3 steps before" in made.text) == (len(decays) > 1)
+    assert lint_made(made, tmp_path) == []
+
+
+def test_with_cycles_a_very_large_batch_is_told_how_the_weight_decay_could_grow() -> None:
+    made = make_new(RecipeRequest(1_281_167, 32_768, 100, cycles=2))
+    assert "V-C and VI advise more steps: a `weight_decay` in each phase" in made.text
 
 
 def lint_made(made: NewRecipe, folder: Path) -> list[str]:

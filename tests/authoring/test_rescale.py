@@ -362,7 +362,8 @@ def test_a_run_of_tensorflow_is_rescaled_by_its_source_s_arithmetic() -> None:
     ]
     assert rates == pytest.approx(rates_of(run.schedule), abs=1e-6)
     warning = "the rate is 0.5 of the linear rule's 3.2, as in tf-256n-90ep, which was tuned for a batch of"
-    assert any(warning in note for note in made.notes)
+    (found,) = [note for note in made.notes if warning in note]
+    assert "24,576 only; end_learning_rate: 3.2 is the whole rule, which tf-256n-8k-90ep follows" in found
 
 
 def test_differences_in_net_and_data_from_the_source_are_kept_by_rescale() -> None:

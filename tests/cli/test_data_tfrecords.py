@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cli.data import data
-from caffe_recipes.errors import CheckFailed, InputError
+from caffe_recipes.data.tfrecords import load_record_set
+from caffe_recipes.errors import CheckFailed, DataError, InputError
 from tests.data.test_tfrecords import datum
 
 
@@ -63,3 +64,54 @@ def test_a_sheet_is_drawn_of_lmdbs_alone(lmdb: Path) -> None:
     call("tfrecords", lmdb, "--out", out, "--shards", 4)
     with pytest.raises(InputError, match="--sheet: works only for LMDBs; omit it"):
         call("check", out, "--sheet", "sheet.png")
+
+
+def forget(lmdb: Path, sizes: tuple[int, ...] = (4, 4, 1)) -> Path:
+    """Write TFRecords as another program would: no manifest, and an uneven last file; return the folder."""
+    classes = lmdb.parent / "classes.txt"
+    classes.write_text("".join(f"n{index:08d}\n" for index in range(10)))
+    made = lmdb.parent / "made"
+    call("tfrecords", lmdb, "--out", made, "--shards", 9, "--class-list", classes)
+    theirs = lmdb.parent / "theirs"
+    theirs.mkdir()
+    parts = [made / f"train-{number:05d}-of-00009" for number in range(9)]
+    for number, size in enumerate(sizes):
+        whole, parts = parts[:size], parts[size:]
+        file = theirs / f"train-{number:05d}-of-{len(sizes):05d}"
+        file.write_bytes(b"".join(part.read_bytes() for part in whole))
+    return theirs
+
+
+def test_records_of_another_program_are_adopted_with_their_counts_classes_and_digests(lmdb: Path) -> None:
+    theirs = forget(lmdb)
+    assert call("tfrecords", "--adopt", theirs) == (
+        f"{theirs}: 360 records in 3 files, 10 classes; wrote theirs.manifest.json beside it\n"
+    )
+    manifest = json.loads((lmdb.parent / "theirs.manifest.json").read_text())
+    assert (manifest["records"], manifest["shards"], manifest["prefix"]) == (360, 3, "train")
+    assert manifest["file_records"] == [160, 160, 40]
+    assert manifest["classes"] == [f"n{index:08d}" for index in range(10)]
+    assert len(set(manifest["digests"])) == 3
+    assert call("check", theirs, "--classes", 10).startswith("360 TFRecords in 3 files of 40 to 160, ")
+    known = load_record_set(theirs)
+    assert known
+    assert [*known.counts().values()] == [160, 160, 40]
+
+
+def test_records_that_training_would_refuse_are_not_adopted(lmdb: Path) -> None:
+    theirs = forget(lmdb)
+    (theirs / "train-00001-of-00003").unlink()
+    with pytest.raises(DataError, match=r"1 of 3 files are missing, e\.g\. train-00001-of-00003"):
+        call("tfrecords", "--adopt", theirs)
+    assert not (lmdb.parent / "theirs.manifest.json").exists()
+    with pytest.raises(DataError, match="already exists; remove it to adopt the records again"):
+        call("tfrecords", "--adopt", lmdb.parent / "made")
+
+
+def test_adopt_is_given_alone_and_without_it_an_lmdb_and_a_folder_are_needed(lmdb: Path) -> None:
+    with pytest.raises(InputError, match="--adopt: reads the folder as it is; give it without an LMDB"):
+        call("tfrecords", lmdb, "--adopt", lmdb.parent)
+    with pytest.raises(InputError, match="no LMDB or no --out given; give both, or --adopt DIR"):
+        call("tfrecords", lmdb)
+    with pytest.raises(DataError, match="nowhere: is not a folder; give the folder that holds the TFRecords"):
+        call("tfrecords", "--adopt", lmdb.parent / "nowhere")

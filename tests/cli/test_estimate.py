@@ -52,7 +52,7 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
     done = estimate("--paper-tables")
     assert done.returncode == 0
     assert "Table XIII: " in done.stdout
-    assert len(json.loads(estimate("--paper-tables", "--json").stdout)) == 58
+    assert len(json.loads(estimate("--paper-tables", "--json").stdout)) == 66
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,15 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
         ([RECIPE, "--paper-tables"], "--paper-tables: uses the paper's own recipes and speeds"),
         ([RECIPE, "--profile", "nowhere"], "unknown profile 'nowhere'"),
         (
-            [RECIPE, "--to-accuracy", "77"],
-            "--to-accuracy: the epochs to 77% top-1 are unknown; the paper gives",
+            [RECIPE, "--to-accuracy", "78"],
+            "--to-accuracy: the epochs to 78% top-1 are unknown; the paper gives",
         ),
         (["--paper-tables", "--to-accuracy", "76"], "--paper-tables: uses the paper's own"),
         (
             [RECIPE, "--plot", "a.txt"],
             "a.txt: is not a picture file; end it in .svg, .png or .pdf",
         ),
+        ([RECIPE, "--speedup"], "--speedup: needs a sweep; give e.g. --sweep nodes=4..256:x2"),
         ([RECIPE, "--plot", "a.svg"], "--plot: needs a sweep to draw; give --sweep or --nodes"),
     ],
 )

@@ -79,7 +79,7 @@ DIFFERENCES: dict[str, dict[str, tuple[float, float]]] = {
 CAFFE_CANNOT = ["net.fillers", "data.scale", "nets.train_val.random_aspect_ratio"]
 OTHERS = {
     "paper-marenostrum4": ["data.test.shorter_side_px", "cluster.batch_per_rank"],
-    "paper-stampede2-knl": ["data.test.shorter_side_px"],
+    "paper-stampede2-knl": ["data.test.shorter_side_px", "cluster.fabric"],
     "paper-vlab": ["data.test.shorter_side_px"],
     "stampede2-64n-72ep": ["run.sh", "collapse.snapshot_prefix"],
     "tf-256n-90ep": [*CAFFE_CANNOT, "epochs", "top1_percent", "top1_percent"],

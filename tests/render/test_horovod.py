@@ -250,6 +250,22 @@ def test_the_run_of_the_printed_log_has_its_steps_and_its_rate_in_caffe_too() ->
     assert max(abs(ours - theirs) for ours, theirs in zip(caffe, rates, strict=True)) < 1e-6
 
 
+def test_the_module_has_the_rates_of_the_public_function_of_its_name(module: ModuleType) -> None:
+    # A public version of DeepSpeech.py for Horovod: the rise, then tf.train.polynomial_decay with power 1.
+    def public_rate(step: int) -> float:
+        if step < 260:
+            return 0.1 + (4.8 - 0.1) * (step / 260)
+        return 4.8 * (1 - min(step - 260, 4680 - 260) / (4680 - 260))
+
+    for step in range(4700):
+        found = module.gradual_warmup_then_dec(0.1, 260, 4.8, step, 4680)
+        assert found == pytest.approx(public_rate(step), abs=1e-12)
+
+
+def test_the_rates_carry_the_batch_that_they_are_for(module: ModuleType) -> None:
+    assert module.BATCH == RECIPE.cluster.global_batch == 24_576
+
+
 def test_past_its_end_the_module_s_rate_is_0(module: ModuleType) -> None:
     assert [module.gradual_warmup_then_dec(0.1, 260, 4.8, step, 4680) for step in (4680, 9999)] == [0, 0]
 

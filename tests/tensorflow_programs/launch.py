@@ -36,7 +36,8 @@ class Digits(NamedTuple):
 def write_rates(folder: Path, start: float, warmup: int, end: float, steps: int) -> Path:
     """Write the generated tf_rates.py with other values into a folder; return the folder."""
     text = (RATES / "tf_rates.py").read_text()
-    values = {"LEARNING_RATE": start, "WARMUP_STEPS": warmup, "END_LEARNING_RATE": end, "STEPS": steps}
+    values = {"BATCH": 64, "LEARNING_RATE": start, "WARMUP_STEPS": warmup}
+    values |= {"END_LEARNING_RATE": end, "STEPS": steps}
     for name, value in values.items():
         text = re.sub(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
     folder.mkdir(exist_ok=True)

@@ -77,9 +77,14 @@ def test_a_resumed_deterministic_run_reads_the_records_of_the_steps_that_are_lef
         assert read == [rank[first * BATCH // 2 :] for rank in whole]
 
 
-def test_the_rest_of_an_epoch_is_read_after_a_resume(digits: Digits) -> None:
-    (read,) = names_of(digits.train, [(2, 7)], steps=STEPS, is_deterministic=False)
-    assert [len(rank) for rank in read] == [(STEPS - 7) * BATCH // 2] * 2
+@pytest.mark.parametrize("ranks", [2, 3])  # whole files, and parts of all files
+def test_the_records_of_an_epoch_are_distinct_across_a_resume(digits: Digits, ranks: int) -> None:
+    whole, rest = names_of(digits.train, [(ranks, 0), (ranks, 7)], steps=STEPS, is_deterministic=False)
+    local = BATCH // ranks
+    assert [len(rank) for rank in rest] == [(STEPS - 7) * local] * ranks
+    before = [name for rank in whole for name in rank[: 7 * local]]
+    after = [name for rank in rest for name in rank]
+    assert len({*before, *after}) == len(before) + len(after) == STEPS * BATCH
 
 
 # The labels that training sees of validation records, whose first class has the label 1.

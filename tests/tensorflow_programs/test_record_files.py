@@ -120,6 +120,15 @@ def test_the_names_of_the_files_are_those_of_the_manifest(records: Records) -> N
     assert records.load().counts == [3, 3, 3]
 
 
+def test_the_counts_of_files_that_another_program_made_are_those_of_the_manifest(records: Records) -> None:
+    known = json.loads(records.manifest.read_text())
+    records.manifest.write_text(json.dumps(known | {"file_records": [4, 4, 1]}))
+    assert records.load().counts == [4, 4, 1]
+    for wrong in ([4, 4, 2], [5, 4], "no"):
+        records.manifest.write_text(json.dumps(known | {"file_records": wrong}))
+        assert "not a manifest of TFRecords" in records.refuse()
+
+
 def test_a_staged_folder_has_its_manifest_in_it(records: Records) -> None:
     before = records.load()
     records.manifest.rename(records.folder / ".manifest.json")

@@ -233,6 +233,10 @@ def test_a_killed_rank_ends_the_run_within_30_s_and_is_named(digits: Digits, tmp
     ("option", "message"),
     [
         ("--train_batch_size=63", "--train_batch_size 63 is not divisible by 2 ranks"),
+        (
+            "--train_batch_size=128",
+            "--train_batch_size 128: the rates of tf_rates.py are for 64; `caffe-recipes rescale",
+        ),
         ("--train_batch_size=1440", "--train_batch_size 1440 exceeds the 1438 images"),
         ("--use_tpu=True", "give --use_tpu=False"),
         ("--train_steps=10", "--train_steps 10 must be more than the 10 steps of warm-up"),

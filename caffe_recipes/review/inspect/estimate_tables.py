@@ -15,20 +15,22 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.estimate import EPOCHS_TO_ACCURACY, ONE_NODE_PHASE_S
+from caffe_recipes.recipe import accuracy
+from caffe_recipes.recipe.estimate import ONE_NODE_PHASE_S, traffic_of
 from caffe_recipes.recipe.graph import total_epochs, total_iterations, training_minutes
 from caffe_recipes.recipe.pace import (
     EPOCHS_VI,
     PAPER_IMAGES,
     TABLE_V,
     TABLE_VI,
+    Shape,
     find_throughput,
 )
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.columns import align_columns, join_blocks, wrap_line
 from caffe_recipes.review.inspect.show import describe_shape
-from caffe_recipes.review.inspect.sweep import explain_rises, group_lines
+from caffe_recipes.review.inspect.sweep import FIRST_RANKS, explain_rises, group_lines
 from caffe_recipes.units import (
     HOURS,
     LONGER,
@@ -38,7 +40,7 @@ from caffe_recipes.units import (
     write_number,
     write_time,
 )
-from caffe_recipes.wording import describe_count
+from caffe_recipes.wording import describe_count, plural
 
 if TYPE_CHECKING:
     from caffe_recipes.recipe.estimate import Estimate
@@ -59,7 +61,7 @@ def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict
             "pace": _pace_values(each.pace),
             "others": [_pace_values(pace) for pace in each.others],
             "global_batch": each.shape.global_batch,
-            "joins_s": each.joins_s,
+            "joins_s": each.duration.joins_s,
             "total_s": each.total_s,
             "node_hours": each.node_hours,
             "starts": start.isoformat(),
@@ -93,19 +95,29 @@ def render_sweep(estimates: Sequence[Estimate], width: int | None = None) -> lis
     """
     unit = unit_of(median(each.total_s for each in estimates))
     cost = _node_unit(median(each.node_hours for each in estimates))
-    columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "s/epoch")
+    columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "speed-up", "s/epoch")
     head = (*columns, f"training {unit.short}", f"total {unit.short}", f"node-{cost.name}", "")
     lines = group_lines(estimates).values()
     shown = [each for line in lines for each in line]
     sources = [*dict.fromkeys(each.pace.source for each in shown)]
     rows = [head, *((*_sweep_row(each, unit, cost), _mark_source(each.pace, sources)) for each in shown)]
     notes = [*_explain_batches(estimates), *(note for line in lines for note in explain_rises(line))]
+    hidden = set()
     if estimates[0].pace.scaling is None or all(len(line) == 1 for line in lines):
-        at = head.index("efficiency")
-        rows = [row[:at] + row[at + 1 :] for row in rows]
+        hidden.add("efficiency")
     else:
         notes.insert(0, _explain_efficiency(estimates))
-    table = align_columns(rows, {*head} - {""}, width, (head[5], head[2], head[6]))
+    if estimates[0].speedup is None:
+        hidden.add("speed-up")
+    else:
+        notes.insert(0, f"speed-up: over {FIRST_RANKS} ranks, as in the paper's Figures 1 and 2")
+    kept = [index for index, name in enumerate(head) if name not in hidden]
+    table = align_columns(
+        [tuple(row[index] for index in kept) for row in rows],
+        {*head} - {""},
+        width,
+        (head[6], head[2], head[7]),
+    )
     several = len(sources) > 1
     above = [f"speed{f' {index}' if several else ''}: {each}" for index, each in enumerate(sources, 1)]
     below = (part for note in _sweep_notes(estimates, notes) for part in wrap_line(note, width, 2))
@@ -165,7 +177,7 @@ def _parts(estimate: Estimate, unit: Unit) -> Iterator[tuple[str, str, str, str,
         else "5 minutes for the job, 2 per phase"
     )
     how = f"allowance for starts and snapshots: {allowance}"
-    yield ("overhead", "", "", unit.write(estimate.joins_s), how)
+    yield ("overhead", "", "", unit.write(parts.joins_s), how)
     how = "on one rank, forward pass only: a third of the training time per image"
     how = how if parts.evaluation_s else "none in the recipe"
     yield ("evaluation", "", "", unit.write(parts.evaluation_s), how)
@@ -203,6 +215,7 @@ def _sweep_row(each: Estimate, unit: Unit, cost: Unit) -> tuple[str, ...]:
         f"{each.shape.global_batch:,}",
         write_number(each.pace.images_per_s),
         f"{100 * scaling.efficiency:.0f}%" if scaling else "",
+        f"{each.speedup:,.1f}" if each.speedup else "",
         SECONDS.write(each.epoch_s),
         unit.write(each.duration.training_s),
         unit.write(each.total_s),
@@ -237,8 +250,11 @@ def _clock(time: datetime) -> str:
     return time.isoformat(" ", "minutes")
 
 
+_WEAK, _EXCHANGE = "Section V-A, weak scaling", "Section V-A, traffic"
 _TABLES = ("II", "III", "IV", "VII", "IX")
-TARGETS = tuple((f"{percent:g}%", epochs) for percent, epochs in EPOCHS_TO_ACCURACY.items())
+TARGETS = tuple(
+    (f"{one.percent:g}%", one.epochs) for one in accuracy.TARGETS if one.percent in accuracy.PROJECTED
+)
 
 
 @dataclass(frozen=True)
@@ -295,8 +311,8 @@ PROJECTIONS: dict[str, tuple[Table, tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
 def compare_tables() -> tuple[TableRow, ...]:
-    """Recompute the paper's times: Tables VI, II, III, IV, VII, IX, XII, XIII, and the 72-epoch run."""
-    return (*_table_vi(), *_runs(), *_projections(), _seventy_two_epochs())
+    """Recompute Tables VI, II, III, IV, VII, IX, XII and XIII, the scaling, and the 72-epoch run."""
+    return (*_table_vi(), *_runs(), *_projections(), *_weak_scaling(), *_traffic(), _seventy_two_epochs())
 
 
 def _table_vi() -> Iterator[TableRow]:
@@ -355,6 +371,44 @@ def _projections() -> Iterator[TableRow]:
                 )
 
 
+# Section V-A: local batch, workers at the start and the end, efficiency in percent, the paper's word for it.
+_WEAK_SCALING: tuple[tuple[Table, int, int, int, float, str], ...] = (
+    (TABLE_V, 16, 256, 1024, 81, ""),
+    (TABLE_V, 32, 256, 1024, 88, ""),
+    (TABLE_V, 32, 1, 1536, 81, "above "),
+    (TABLE_V, 32, 1, 256, 97, "above "),
+    (TABLE_VI, 32, 2, 512, 90, "around "),
+)
+
+
+def _weak_scaling() -> Iterator[TableRow]:
+    """Yield the speed of a worker among many, in percent of that among few, with the same local batch."""
+    for row, (table, batch, first, last, percent, word) in enumerate(_WEAK_SCALING, 1):
+        few, many = (
+            find_throughput(table, _nodes_of(table, workers), batch).images_per_s / workers
+            for workers in (first, last)
+        )
+        kind = "CPUs (one node)" if table is TABLE_VI else plural(first, "node")
+        remark = f"from {first} {kind} on {table.machine}; printed: {word}{percent}%"
+        if (batch, _nodes_of(table, last)) == (table.one_node.batch_per_node, table.one_node.nodes):
+            remark += ", from which the speed of one node is derived"
+        yield TableRow(
+            _WEAK, row, "efficiency %", batch * last, last, 100 * many / few, percent, remark=remark
+        )
+
+
+# Section V-A 1: whose traffic, the nodes that exchange models, and the printed GB.
+_TRAFFIC = (("this work", 256, 49), ("IBM [4]", 64, 12), ("Facebook [3]", 32, 6))
+_MODEL_BYTES = 98 << 20
+
+
+def _traffic() -> Iterator[TableRow]:
+    """Yield the GB (powers of 1024) that all nodes send and receive in an iteration."""
+    for row, (whose, nodes, printed) in enumerate(_TRAFFIC, 1):
+        found = traffic_of(_MODEL_BYTES, Shape(nodes, 1, 32), images_per_s=1.0)
+        yield TableRow(_EXCHANGE, row, "GB", 8192, nodes, found.all_bytes / 2**30, printed, remark=whose)
+
+
 def _seventy_two_epochs() -> TableRow:
     recipe = load_recipe("stampede2-64n-72ep")
     shape, minutes = recipe.cluster, training_minutes(recipe, 6303)
@@ -379,6 +433,8 @@ _TITLES = {
     "Table IX": "very large batches, minutes by iterations, from Table V; row 5 is VLAB's and has no time",
     "Table XII": "Stampede2, minutes to an accuracy: 48, 64 and 78 epochs, from Table V",
     "Table XIII": "MareNostrum 4, minutes to an accuracy: 48, 64 and 78 epochs, from Table VI",
+    _WEAK: "a worker's speed among many, in percent of its speed among few, from Tables V and VI",
+    _EXCHANGE: "per iteration, 98 MB each way for each node; the GPUs of a node exchange theirs within it",
     "72 epochs": "minutes of stampede2-64n-72ep's images at the README's 6,303 images/s",
 }
 
@@ -408,19 +464,20 @@ def _remarks(rows: Sequence[TableRow]) -> Iterator[str]:
 
 def _render_block(rows: Sequence[TableRow]) -> list[str]:
     head = ["row", "batch", "CPUs" if rows[0].table in ("Table VI", "Table VII", "Table XIII") else "nodes"]
+    columns: list[str]
     if rows[0].what in dict(TARGETS):
-        targets = [part for target, _ in TARGETS for part in (target, "paper", "diff.")]
-        return align_columns([(*head, "s/epoch", *targets), *_by_target(rows)], {*head, "s/epoch", *targets})
+        columns = [*head, "s/epoch", *(part for target, _ in TARGETS for part in (target, "paper", "diff."))]
+        return align_columns([(*columns, "speed"), *_by_target(rows)], {*columns})
     if rows[0].iterations is None:
         columns = [*head, rows[0].what, "README" if rows[0].table == "72 epochs" else "paper", "difference"]
         return align_columns([columns, *((*_row_shape(each), *_times(each)) for each in rows)], {*columns})
     columns = [*head, "iterations", "epochs", "paper's", "s/epoch", "minutes", "paper", "difference", "%"]
-    return align_columns([columns, *map(_run_row, rows)], {*columns})
+    return align_columns([(*columns, "speed"), *map(_run_row, rows)], {*columns})
 
 
 def _run_row(each: TableRow) -> tuple[str, ...]:
     counts = (f"{each.iterations:,}", f"{each.epochs:.1f}", f"{each.printed_epochs:g}", f"{each.epoch_s:.1f}")
-    return (*_row_shape(each), *counts, *_times(each), _signed(each.percent))
+    return (*_row_shape(each), *counts, *_times(each), _signed(each.percent), _describe_how(each))
 
 
 def _row_shape(each: TableRow) -> tuple[str, ...]:
@@ -444,4 +501,9 @@ def _by_target(rows: Sequence[TableRow]) -> Iterator[tuple[str, ...]]:
     for start in range(0, len(rows), len(TARGETS)):
         three = rows[start : start + len(TARGETS)]
         times = [text for each in three for text in _times(each)]
-        yield (*_row_shape(three[0]), f"{three[0].epoch_s:.1f}", *times)
+        yield (*_row_shape(three[0]), f"{three[0].epoch_s:.1f}", *times, _describe_how(three[0]))
+
+
+def _describe_how(row: TableRow) -> str:
+    """Return how the speed of a row follows from the table of measurements."""
+    return "extrapolated" if row.how == "beyond" else row.how or ""

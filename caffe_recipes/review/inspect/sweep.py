@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,8 @@ from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.profiles import check_partition, shipped_profiles
 from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files import open_file, read_within
-from caffe_recipes.recipe.estimate import check_accuracy, estimate_recipe
+from caffe_recipes.recipe.accuracy import find_target
+from caffe_recipes.recipe.estimate import estimate_recipe
 from caffe_recipes.recipe.pace import (
     TABLES,
     given_pace,
@@ -76,8 +78,7 @@ def estimate_shapes(
     the kind of pace that the recipe's own shape has, so that they can be compared. Raises InputError if the
     speed, or a speed of the kind `by`, is unknown, and if the paper has no epochs to the accuracy.
     """
-    if to_accuracy is not None:
-        check_accuracy(recipe, to_accuracy)
+    target = None if to_accuracy is None else find_target(recipe, to_accuracy)
     own_paces, size = tuple(_find_own_paces(recipe, inputs)), model_bytes(recipe)
     at_own = _order_paces(recipe, shape_of(recipe), own_paces, inputs, inputs.by)
     by = at_own[0].kind if at_own else None
@@ -88,11 +89,34 @@ def estimate_shapes(
             shape=shape,
             rates=inputs.rates,
             model_bytes=size,
-            to_accuracy=to_accuracy,
+            target=target,
         )
         for shape in shapes
     )
     return tuple(replace(each, notes=(*each.notes, *_machine_limits(each, inputs))) for each in estimates)
+
+
+# Figures 1 and 2 of arXiv:1711.04291 start from four workers, whose speed-up is 1.
+FIRST_RANKS = 4
+
+
+def add_speedups(recipe: Recipe, estimates: Sequence[Estimate], inputs: SpeedInputs) -> tuple[Estimate, ...]:
+    """Return the estimates with the speed-up over four ranks, as in the paper's figures.
+
+    Where four ranks are not whole nodes, it is that over the next whole nodes, in proportion.
+    """
+    firsts = {_first_shape(each.shape) for each in estimates}
+    speeds = {
+        shape: estimate_shapes(recipe, [shape], inputs)[0].pace.images_per_s / shape.ranks * FIRST_RANKS
+        for shape in firsts
+    }
+    return tuple(
+        replace(each, speedup=each.pace.images_per_s / speeds[_first_shape(each.shape)]) for each in estimates
+    )
+
+
+def _first_shape(shape: Shape) -> Shape:
+    return replace(shape, nodes=math.ceil(FIRST_RANKS / shape.ranks_per_node))
 
 
 def model_bytes(recipe: Recipe) -> int | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.plots import line_colour, line_style, render_figure, require_matplotlib
-from caffe_recipes.review.inspect.sweep import explain_rises, group_lines
+from caffe_recipes.review.inspect.sweep import FIRST_RANKS, explain_rises, group_lines
 from caffe_recipes.units import unit_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def render_sweep_plot(estimates: Sequence[Estimate], kind: str, swept: Sequence[
     """Return the plot of a sweep over the keys `swept`; `kind` is svg, png or pdf.
 
     The x axis is the number of nodes, unless that is constant and another key is swept. Extrapolated points
-    are open circles. Where a node is faster among more nodes, a note below the plot says why.
+    are open circles. Speed-ups, if there are any, are drawn over the ranks instead. Where a node is faster
+    among more nodes, a note below the plot says why.
 
     Raises InputError if there are too many local batches to tell their lines apart, or if matplotlib is
     missing.
@@ -71,6 +72,8 @@ def render_sweep_plot(estimates: Sequence[Estimate], kind: str, swept: Sequence[
     if len(lines) > _MOST_LINES:
         what = f"{len(lines)} local batches to draw"
         raise InputError(estimates[0].recipe, what, f"sweep {_MOST_LINES} at most")
+    if estimates[0].speedup is not None:
+        return render_figure(lambda: _draw_speedups(estimates[0].recipe, group_lines(estimates)), kind)
     return render_figure(lambda: _draw(estimates, lines, axis), kind)
 
 
@@ -141,6 +144,35 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]], axis:
     hours.set_xlabel(axis.title)
     hours.grid(axis="y", linewidth=0.3, color="0.75")
     figure.align_ylabels((times, hours))
+    return figure
+
+
+def _draw_speedups(title: str, lines: dict[str, list[Estimate]]) -> Figure:
+    """Draw the speed-up over four ranks, and linear scaling, as in the paper's Figures 1 and 2."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_IN, _TIMES_IN + _HOURS_IN))
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((_LEFT, 0.1, _RIGHT - _LEFT, 0.84))
+    most = max(each.shape.ranks for line in lines.values() for each in line)
+    linear = [0, most], [0, most / FIRST_RANKS]
+    axes.plot(*linear, color="0.6", linewidth=0.5, linestyle=(0, (1, 2)), label="linear scaling", zorder=1)
+    for index, (name, line) in enumerate(lines.items()):
+        ranks, speedups = zip(*((each.shape.ranks, each.speedup or 0) for each in line), strict=True)
+        axes.plot(ranks, speedups, **line_style(index), linewidth=1.3, label=name, zorder=3)
+        for each, x, y in zip(line, ranks, speedups, strict=True):
+            colour = line_colour(index)
+            _mark(axes, [x], [y], "white" if each.pace.notes else colour, colour)
+    if any(each.pace.notes for line in lines.values() for each in line):
+        _mark(axes, [], [], "white", line_colour(0), label="extrapolated")
+    for number in (axes.xaxis, axes.yaxis):
+        number.set_major_formatter(lambda count, _: f"{count:,.10g}")
+    axes.set_title(title, fontsize=8, loc="left")
+    axes.set_xlabel("ranks")
+    axes.set_ylabel(f"speed-up over {FIRST_RANKS} ranks")
+    axes.grid(axis="y", linewidth=0.3, color="0.75")
+    axes.legend(framealpha=1, edgecolor="none", fontsize=7)
     return figure
 
 

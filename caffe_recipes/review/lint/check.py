@@ -31,6 +31,7 @@ from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.lint import data_rules, layer_rules, weight_rules, wiring_rules
 from caffe_recipes.review.lint.chain import batch_per_rank, stop_phases
 from caffe_recipes.review.lint.chain_rules import check_changes, check_handovers, check_joins, check_steps
+from caffe_recipes.review.lint.large_batch_rules import check_moving_averages, check_warmups
 from caffe_recipes.review.lint.net_view import NetView, select_phases, upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_epochs, check_norms, check_tests
 from caffe_recipes.review.lint.rules import (
@@ -69,6 +70,8 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
     yield from check_joins(chain)
     yield from check_epochs(chain)
     yield from check_norms(chain)
+    yield from check_warmups(chain)
+    yield from check_moving_averages(chain)
     yield from check_tests(chain)
     yield from check_snapshots(chain)
     yield from check_starts(chain)

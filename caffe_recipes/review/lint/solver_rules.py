@@ -820,6 +820,7 @@ _RATE_RULES = frozenset(
         "rate-not-finite",
         "rate-zero",
         "warmup-end-jump",
+        "warmup-missing",
     )
 )
 _JOIN_RULES = frozenset(("join-jump", "resume-jump"))

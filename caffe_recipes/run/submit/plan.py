@@ -23,7 +23,7 @@ from caffe_recipes.cluster.slurm_sbatch import Request
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.config import write_key
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.recipe.estimate import duration_at
+from caffe_recipes.recipe.estimate import describe_limits, duration_at
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.pace import shape_of
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
@@ -413,6 +413,11 @@ def _find_steps(
 def _find_time(recipe: AnyRecipe, options: SubmitOptions, phase: str | None) -> float | None:
     """Return the time limit that the user gave, else the recipe's estimate with a margin, if there is one."""
     return options.time_s if options.time_s is not None else limit_s(recipe, phase)
+
+
+def describe_assumed(planned: PlannedJobs) -> str:
+    """Return what the time limits of jobs assume that were submitted without --time."""
+    return describe_limits(planned.recipe, [step.phase for step in planned.steps])
 
 
 def describe_extrapolated(planned: PlannedJobs) -> str:

@@ -63,6 +63,7 @@ from caffe_recipes.run.submit.plan import (
     build_request,
     check_lmdb_source,
     check_slurm,
+    describe_assumed,
     describe_extrapolated,
     describe_generate,
     find_output,
@@ -239,7 +240,8 @@ def check_with_slurm(
         say(line)
     if planned.options.time_s is None and planned.longest_s is not None:
         limit = describe_limit(planned.longest_s)
-        say(f"time: {limit}, estimated from the recipe's images/s; give --time to change it")
+        say(f"time: {limit}; give --time to change it")
+        say(f"      {describe_assumed(planned)}")
     return bad.excluded
 
 
@@ -336,6 +338,8 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
             source = f"from --time{', for each job' if len(times) > 1 else ''}"
         hours = f"{planned.nodes * sum(times) / 3600:,.1f} node-hours"
         yield f"time:         {describe_limit(sum(times))} at most, {hours}; {source}"
+        if options.time_s is None:
+            yield f"assumes:      {describe_assumed(planned)}"
     given = [f"{name} {value}" for name in ("partition", "qos") if (value := getattr(batch, name))]
     yield f"account:      {', '.join([batch.account or 'your default', *given])}"
     warnings = sorted({find_warning_s(step.time_s) for step in steps})

@@ -148,3 +148,31 @@ def test_the_values_have_the_differences_too() -> None:
     values = table_values()
     assert len(values) == len(ALL)
     assert values[0]["difference"] == pytest.approx(0.077, abs=0.001)
+
+
+def test_the_rows_of_a_table_say_in_the_text_whose_speed_is_extrapolated() -> None:
+    text = render_tables()
+    (row,) = [line for line in text if line.endswith("  extrapolated")]
+    assert row.split()[:3] == ["1", "2,048", "256"]
+    hows = [each["how"] for each in table_values() if each["table"] == "Table IV"]
+    start = text.index(next(line for line in text if line.startswith("Table IV: "))) + 2
+    words = [line.split()[-1] for line in text[start : start + 5]]
+    assert words == ["extrapolated" if how == "beyond" else how for how in hows]
+
+
+def test_weak_scaling_is_compared_with_what_the_paper_states() -> None:
+    rows = [each for each in ALL if each.table == "Section V-A, weak scaling"]
+    assert [each.printed for each in rows] == [81, 88, 81, 97, 90]
+    assert [round(each.computed, 1) for each in rows] == [81.0, 86.7, 81.8, 97.0, 90.0]
+    assert rows[2].remark == "from 1 node on Stampede2; printed: above 81%"
+    assert "speed of one node is derived" in rows[3].remark
+
+
+def test_the_traffic_of_ibm_and_facebook_is_beside_the_paper_s() -> None:
+    rows = [each for each in ALL if each.table == "Section V-A, traffic"]
+    assert [(each.remark, each.workers, each.printed) for each in rows] == [
+        ("this work", 256, 49),
+        ("IBM [4]", 64, 12),
+        ("Facebook [3]", 32, 6),
+    ]
+    assert all(abs(each.difference) < 0.3 for each in rows)

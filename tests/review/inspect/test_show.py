@@ -64,6 +64,16 @@ def test_the_448_node_recipe_quotes_what_its_source_reports_of_both_runs() -> No
     assert "448 nodes x 2 ranks x 16 images = 14,336 images per iteration" in text
 
 
+def test_the_72_epochs_are_shown_as_a_reduced_version_of_the_paper_s_run() -> None:
+    text = "\n".join(render_recipe(load_recipe("stampede2-64n-72ep")))
+    assert "a reduced version of the paper's run of 120 epochs (paper-f4-4096-120ep)" in text
+
+
+def test_the_xeon_phi_recipes_say_that_they_have_no_option_for_the_fabric() -> None:
+    text = " ".join("\n".join(render_recipe(load_recipe("paper-t9-49152-1536n"))).split())
+    assert "the authors' 64-node README has -PSM2, here no option for the fabric" in text
+
+
 def test_the_ensemble_s_members_and_its_reported_accuracy_are_reported() -> None:
     text = "\n".join(render_recipe(load_recipe("paper-f4-4096-120ep")))
     assert "\nensemble  c2, c3, c4, c5, c6; reported: top-1 77.5%\n" in text
@@ -214,6 +224,7 @@ def test_a_page_lists_what_differs_from_the_source_and_what_is_derived() -> None
     assert isinstance(values["differences"], list)
     assert [one["key"] for one in values["differences"]] == [
         "data.test.shorter_side_px",
+        "cluster.fabric",
         "epochs",
         "minutes",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import Shape, shape_of
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.inspect.estimate_tables import estimate_values, render_estimate, render_sweep
-from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes, model_bytes, read_logs
+from caffe_recipes.review.inspect.sweep import (
+    SpeedInputs,
+    add_speedups,
+    estimate_shapes,
+    model_bytes,
+    read_logs,
+)
 
 START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
 LOG = """[0] I1120 10:00:10.000000  6374 solver.cpp:228] Iteration 0, loss = 6.9
@@ -242,7 +249,7 @@ def test_a_sweep_without_the_speed_of_one_node_has_no_efficiency() -> None:
     assert "efficiency" not in text
 
 
-@pytest.mark.parametrize(("percent", "epochs"), [(75.5, 48), (76, 64), (76.5, 78)])
+@pytest.mark.parametrize(("percent", "epochs"), [(75.5, 48), (76, 64), (76.5, 78), (77, 120)])
 def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
     recipe: Recipe, percent: float, epochs: int
 ) -> None:
@@ -250,7 +257,7 @@ def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], known, percent)
     assert found.duration.training_s == pytest.approx(60 * epochs, abs=0.1)
     assert [phase.epochs for phase in found.phases] == [pytest.approx(epochs, abs=0.01)]
-    assert found.joins_s == 7 * 60
+    assert found.duration.joins_s == 7 * 60
     assert found.notes[0].startswith(
         f"{percent:g}% top-1 takes {epochs} epochs according to the paper (Figure 4's"
     )
@@ -273,10 +280,25 @@ def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:
         assert found.duration.training_s / 60 == pytest.approx(minutes, abs=1)
 
 
+def test_the_speed_up_is_that_over_four_workers_as_in_figures_1_and_2() -> None:
+    knl, skylake = load_recipe("paper-t2-8192-256n"), load_recipe("paper-t7-8192-512n-50ep")
+    known = SpeedInputs(by="measured")
+    for recipe, nodes in ((knl, (4, 256, 1536)), (skylake, (2, 256))):
+        shapes = [replace(shape_of(recipe), nodes=count) for count in nodes]
+        found = add_speedups(recipe, estimate_shapes(recipe, shapes, known), known)
+        ideal = [shape.ranks / 4 for shape in shapes]
+        ratios = [(each.speedup or 0) / best for each, best in zip(found, ideal, strict=True)]
+        assert ratios[0] == pytest.approx(1)
+        assert all(0.8 < ratio < 1 for ratio in ratios[1:])
+        text = render_sweep(found)
+        assert any("speed-up: over 4 ranks, as in the paper's Figures 1 and 2" in line for line in text)
+        assert "speed-up" in text[2]
+
+
 def test_an_accuracy_that_the_paper_has_no_epochs_for_is_refused(recipe: Recipe) -> None:
-    known = re.escape("75.5 (48 epochs), 76 (64 epochs), 76.5 (78 epochs)")
-    with pytest.raises(InputError, match=f"--to-accuracy: the epochs to 77% top-1 are unknown; .*{known}$"):
-        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(), 77)
+    known = re.escape("76.5 (78 epochs), 77 (120 epochs), 77.5 (120 epochs)")
+    with pytest.raises(InputError, match=f"--to-accuracy: the epochs to 78% top-1 are unknown; .*{known}$"):
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(), 78)
     digits = load_recipe("digits-local")
     with pytest.raises(InputError, match="--to-accuracy: digits-local does not train the paper"):
         estimate_shapes(digits, [shape_of(digits)], SpeedInputs(images_per_s=100), 76)

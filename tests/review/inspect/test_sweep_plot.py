@@ -12,7 +12,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.estimate import Estimate
 from caffe_recipes.recipe.pace import Shape
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes
+from caffe_recipes.review.inspect.sweep import SpeedInputs, add_speedups, estimate_shapes
 from caffe_recipes.review.inspect.sweep_plot import find_ticks, render_sweep_plot
 from tests.extras import needs
 
@@ -39,6 +39,15 @@ def test_a_picture_names_its_recipe_axes_nodes_and_batches() -> None:
         "training only, first line",
         "linear scaling",
     } <= texts
+
+
+def test_speed_ups_are_drawn_over_the_ranks_as_in_the_paper_s_figures() -> None:
+    known, recipe = SpeedInputs(by="measured"), load_recipe("paper-t2-8192-256n")
+    shapes = [Shape(nodes, 1, 32) for nodes in (4, 64, 256)]
+    estimates = add_speedups(recipe, estimate_shapes(recipe, shapes, known), known)
+    texts = texts_in(render_sweep_plot(estimates, "svg"))
+    assert {"speed-up over 4 ranks", "ranks", "linear scaling", "32 images per rank", "extrapolated"} <= texts
+    assert "node-hours" not in texts
 
 
 def test_a_shared_global_batch_is_one_line() -> None:
