@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -160,7 +161,7 @@ def adopt(
         raise InputError(first.path, "has no classifier layer", "give --classes N")
     recipe, origin = _with_net(values, found, first, classes, home, _given_options(options))
     comments |= {("net",): [origin]}
-    dropped = _check_same(recipe, found)
+    dropped = [*_check_same(recipe, found), *_warn_replaced(recipe)]
     lines = (*found.notes, *notes, *dropped, f"net: {origin}")
     return NewRecipe(recipe, write_recipe(recipe, comments), lines)
 
@@ -307,6 +308,15 @@ def _with_net(
     files = " and ".join(Path(own[key]).name for key in ("prototxt", "test_prototxt") if key in own)
     kept = "" if recipe.data.is_in_net else "; its data layers are replaced by the recipe's"
     return recipe, f"read from {files}{kept}"
+
+
+def _warn_replaced(recipe: Recipe) -> Iterator[str]:
+    """Yield a warning if a run from here would replace a file that the recipe reads its net from."""
+    files = {os.path.realpath(recipe.folder / file) for file in recipe.net.files}
+    for path in map(recipe.net_path, recipe.nets):
+        if os.path.realpath(path) in files:
+            moved = f"copy it beside the recipe, or set prototxt_dir: prototxt/{recipe.name}"
+            yield f"warning: the recipe reads its net from {path}, which `run` refuses to replace: {moved}"
 
 
 def _check_same(recipe: Recipe, found: Adopted) -> list[str]:

@@ -519,6 +519,7 @@ def _describe_augmentation(recipe: Recipe, net: str) -> str:
         area = f"area {ratio.min_area_ratio:g} to {ratio.max_area_ratio:g}"
         parts = [f"{area}, aspect {change**2:.4g} to {change**-2:.4g}"]
     else:
-        parts = [f"crop of {data.crop_size} px"] if data.crop_size else []
-    parts += ["mirror"] if data.mirror else []
+        crop = data.transform_of("train").crop_size
+        parts = [f"crop of {crop} px"] if crop else []
+    parts += ["mirror"] if data.transform_of("train").mirror else []
     return f"random {', '.join(parts)}" if parts else "none"

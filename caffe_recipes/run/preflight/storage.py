@@ -71,11 +71,13 @@ def check_files(view: NodeView) -> list[CheckResult]:
         others = f", and so {plural(len(changed) - 1, 'does', 'do')} {len(changed) - 1} more"
         what = f"differs from what the recipe generates{others if len(changed) > 1 else ''}"
         out = "" if setting.root.resolve() == Path.cwd() else f" --out {shlex.quote(str(setting.root))}"
-        again = describe_run_command("", setting.recipe, f"generate{out}")
+        shows, replaces = (
+            describe_run_command("", setting.recipe, f"generate{option}{out}") for option in (" --check", "")
+        )
         overwrite = describe_run_command("", setting.recipe, "run --overwrite")
         is_generated = changed[0] in generate(setting.recipe)  # those in a prototxt_dir of `.` are not
         hint = (
-            f"run {again} and read the diff"
+            f"{shows} prints the difference, and {replaces} replaces the file"
             if is_generated
             else f"move it away, or overwrite it with {overwrite}"
         )
