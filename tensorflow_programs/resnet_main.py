@@ -100,6 +100,9 @@ def resnet_model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.est
             check_checkpoint(find_checkpoint(FLAGS.model_dir))
         return spec
     check_checkpoint(find_checkpoint(FLAGS.model_dir))
+    # The estimator averages the losses of the batches: weigh each by its images, since the last may be short.
+    batches = -(-FLAGS.num_eval_images // FLAGS.eval_batch_size)
+    loss *= tf.cast(tf.shape(labels)[0], tf.float32) * batches / FLAGS.num_eval_images
     top_5 = tf.cast(tf.nn.in_top_k(logits, labels, 5), tf.float32)
     metrics = {
         "Top-1 accuracy": tf.metrics.accuracy(labels, tf.argmax(logits, axis=1)),
