@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from caffe_recipes.caffe import layers, pb
 from caffe_recipes.caffe.datums import first_shape, open_datums
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.caffe.logs import LogSummary, read_log
-from caffe_recipes.caffe.prototxt import digest, parse_document, parse_prototxt, render_prototxt
+from caffe_recipes.caffe.prototxt import digest, is_kind, parse_document, render_prototxt
 from caffe_recipes.caffe.text.tokens import TOKEN
 from caffe_recipes.caffe.weights import (
     check_solverstate,
@@ -209,12 +210,7 @@ class Caffe(Trainer):
 
     def digest_files(self, files: Mapping[str, str]) -> dict[str, str]:
         """Return the digest of each prototxt's message, which ignores comments, by path."""
-        solvers = {self.recipe.solver_path(phase.name) for phase in self.recipe.phases}
-        digests = {}
-        for path, text in files.items():
-            kind = pb.SolverParameter if path in solvers else pb.NetParameter
-            digests[path] = digest(parse_prototxt(text, kind, path))
-        return digests
+        return {path: digest(parse_lenient(text, path).message) for path, text in files.items()}
 
     def launch_arguments(
         self,
@@ -264,9 +260,14 @@ class Caffe(Trainer):
         return (f"{path}{_MODEL}", f"{path}{_STATE}")
 
     def _net(self, files: Mapping[str, str], name: str) -> pb.NetParameter:
-        """Return a net as the trainer reads it: its source may have been edited since the run began."""
+        """Return a net as the trainer reads it: its source may have been edited since the run began.
+
+        It has the fields of the Caffe that it is written for, which decide what a model of it holds.
+        """
         path = self.recipe.net_path(name)
-        return parse_prototxt(files[path], pb.NetParameter, path)
+        net = parse_lenient(files[path], path).message
+        assert is_kind(net, pb.NetParameter)
+        return net
 
     def model_bytes(self, files: Mapping[str, str], net: str, root: Path, source: Path | None) -> int | None:
         """Return the size of a model in bytes; None if it depends on images that are not on this machine.
