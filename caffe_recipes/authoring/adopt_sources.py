@@ -27,7 +27,7 @@ from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.upgrade import upgrade_solver
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.model import SolverSettings
-from caffe_recipes.render.prototxts import FED_BY_PROGRAMS
+from caffe_recipes.render.prototxts import find_program_data
 from caffe_recipes.review.diff.forms import normalize_all
 from caffe_recipes.review.foreign import recognize_dialect
 from caffe_recipes.review.lint.chain import Net, Solver
@@ -223,14 +223,6 @@ def read_nets(
             documents.append(load_lenient(file))
             refuse_foreign_names(documents[-1], named_by, caffe_root)
         net = convert_nets(documents, dialect, notes)
-    refuse_data(net)
+    for index, what, hint in find_program_data(net.message):
+        raise InputError(net.where(f"layer[{index}].type"), what, hint)
     return net
-
-
-def refuse_data(net: Net) -> None:
-    """Raise InputError for a layer whose data a program makes or fills: no recipe can stage or name them."""
-    for index, layer in enumerate(net.message.layer):
-        if layer.type in FED_BY_PROGRAMS and not layer.bottom:
-            what = f"layer '{layer.name}' is fed by a program ({layer.type}), which no recipe starts"
-            hint = "read the data from an LMDB, HDF5 files or a list of images"
-            raise InputError(net.where(f"layer[{index}].type"), what, hint)

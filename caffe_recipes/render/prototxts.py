@@ -6,7 +6,7 @@ a function in a module next to the recipe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Literal
@@ -127,7 +127,15 @@ _USUAL: Blobs = ("data", ("data", "label"))
 # Layers that read images from other sources than an LMDB; a recipe's data layers do not replace them.
 OTHER_READERS = ("ImageData", "HDF5Data", "WindowData", "AnnotatedData", "VideoData")
 # Layers whose data a program of the user's gives them; a Python layer with bottoms is something else.
-FED_BY_PROGRAMS = ("MemoryData", "Python")
+_FED_BY_PROGRAMS = ("MemoryData", "Python")
+
+
+def find_program_data(net: pb.NetParameter) -> Iterator[tuple[int, str, str]]:
+    """Yield each layer that a program feeds: its index, why no recipe can have it, and what to do."""
+    for index, layer in enumerate(net.layer):
+        if layer.type in _FED_BY_PROGRAMS and not layer.bottom:
+            what = f"layer '{layer.name}' is fed by a program ({layer.type}), which no recipe starts"
+            yield index, what, "read the data from an LMDB, HDF5 files or a list of images"
 
 
 def build_data_layers(
@@ -216,12 +224,8 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
     whole net of a recipe with `data: as-in-net`.
     """
     origin = recipe.net.prototxt or recipe.net.function
-    for layer in net.layer:
-        if layer.type in FED_BY_PROGRAMS and not layer.bottom:
-            what = (
-                f"layer '{layer.name}' of {origin} is fed by a program ({layer.type}), which no recipe starts"
-            )
-            raise RecipeError(recipe.name, what, "read the data from an LMDB, HDF5 files or a list of images")
+    for _, what, hint in find_program_data(net):
+        raise RecipeError(f"{recipe.name}: {origin}", what, hint)
     if recipe.data.is_in_net:
         _check_batch(net, recipe)
         return net

@@ -514,6 +514,13 @@ def test_data_that_a_program_makes_are_refused_by_name(tmp_path: Path, source: s
         adopt(solver, AdoptOptions(images=80), home=tmp_path)
 
 
+def test_a_layer_of_the_old_format_is_refused_with_its_line(tmp_path: Path) -> None:
+    train, _, test = OLD_NET.partition("type: DATA")
+    solver = write_nvidia(tmp_path, net=f"{train}type: MEMORY_DATA{test}")
+    with pytest.raises(CaffeRecipesError, match=r"net.prototxt:1:20: layer 'd' is fed by a program"):
+        adopt(solver, AdoptOptions(images=80), home=tmp_path)
+
+
 def test_a_python_layer_that_computes_is_kept(tmp_path: Path) -> None:
     own = 'layer { name: "p" type: "Python" bottom: "fc" top: "p" }\n'
     made = adopt(write_nvidia(tmp_path, net=NET + own), AdoptOptions(images=80), home=tmp_path)
