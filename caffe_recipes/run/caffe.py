@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from caffe_recipes.caffe import layers, pb
 from caffe_recipes.caffe.datums import first_shape, open_datums
-from caffe_recipes.caffe.dialects.schema import parse_lenient
+from caffe_recipes.caffe.dialects.schema import describe_name, parse_lenient
 from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.caffe.logs import LogSummary, read_log
 from caffe_recipes.caffe.prototxt import digest, is_kind, parse_document, render_prototxt
@@ -192,13 +192,25 @@ class Caffe(Trainer):
         return {placed[path]: text for path, text in files.items() if path in placed}
 
     def mistakes(self, phases: Collection[str], root: Path, source: Path | None) -> tuple[InputError, ...]:
-        """Return the errors of `lint` in the files of some phases, each at its first place."""
+        """Return the errors of `lint` in the files of some phases, each at its first place.
+
+        The first field that caffe-torch does not read, which is another Caffe's, is one too.
+        """
         from caffe_recipes.review.lint.recipes import find_errors  # `status` and `attach` do not need it
 
         first: dict[tuple[str, str], Finding] = {}
         for found in find_errors(self.recipe, phases, root, source):
             first.setdefault((found.id, found.what), found)
-        return tuple(_as_error(found) for found in first.values())
+        return (*self._unread(), *(_as_error(found) for found in first.values()))
+
+    def _unread(self) -> Iterator[InputError]:
+        documents = [parse_lenient(text, path) for path, text in self.files().items()] if self.is_ours else []
+        for document in documents:
+            for name in document.foreign[:1]:
+                what = f"{describe_name(name)[0]} in {OUR_TRAINER}"
+                yield InputError(
+                    document.place(name.offset), what, "omit --dialect, or give a Caffe with --caffe"
+                )
 
     def chooses_device(self) -> bool:
         """Return whether a run chooses the CPU or a GPU, since the recipe leaves it open."""

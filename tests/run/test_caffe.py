@@ -81,3 +81,13 @@ def test_a_preview_reads_a_net_of_another_caffe(written: Path) -> None:
     done = call_main("preflight", written.name, "--dialect", "nvcaffe", cwd=written.parent)
     assert "has no field" not in done.stdout + done.stderr
     assert "disk" in done.stdout
+
+
+@pytest.mark.parametrize(("trainer", "is_read"), [("./caffe", True), ("caffe-torch", False)])
+def test_caffe_torch_is_refused_a_net_with_fields_of_another_caffe(
+    trainer: str, is_read: bool, written: Path, tmp_path: Path
+) -> None:
+    written.write_text(written.read_text().replace("trainer: ./caffe", f"trainer: {trainer}"))
+    errors = [str(error) for error in load(written).mistakes({"init"}, tmp_path, None)]
+    what = "4:1: NetParameter has no field 'default_forward_type' in caffe-torch; omit --dialect, or give"
+    assert any(what in error for error in errors) != is_read
