@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -173,7 +173,12 @@ def _values(
     folder = found.folder.absolute().name
     trainer, trainer_from = find_trainer(found, options)
     other = find_other_data(found.nets.values())
-    data, data_notes = _data_in_nets(found, options, other) if other else _data(found, first, options)
+    nets = {
+        each: variant_values(net, is_data_kept=bool(other), is_tested=each not in found.untested)
+        for each, net in found.nets.items()
+    }
+    tested = [net for each, net in found.nets.items() if nets[each].get("test", True)]
+    data, data_notes = _data_in_nets(found, options, other, tested) if other else _data(found, first, options)
     cluster, cluster_notes = find_cluster(found, options, batch_of(first))
     prototxt_dir, dir_notes = _prototxt_dir(found)
     phases, notes = [], [*cluster_notes, *data_notes, *dir_notes]
@@ -197,12 +202,12 @@ def _values(
         "title": f"{first.message.name or 'A net'} in {phase_count}, adopted from {folder}",
         "trainer": trainer,
         "prototxt_dir": prototxt_dir,
-        "nets": {each: variant_values(net, is_data_kept=bool(other)) for each, net in found.nets.items()},
+        "nets": nets,
         **data,
         "cluster": cluster,
         "phases": phases,
     }
-    evaluation = _evaluation(found, values["nets"], data)
+    evaluation = _evaluation(found, nets, data)
     if evaluation:
         values["evaluation"] = evaluation
     return values, {place: lines for place, lines in comments.items() if lines}, notes
@@ -237,13 +242,15 @@ def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, 
     return {"data": data}, notes
 
 
-def _data_in_nets(found: Adopted, options: AdoptOptions, other: str) -> tuple[dict[str, Any], list[str]]:
+def _data_in_nets(
+    found: Adopted, options: AdoptOptions, other: str, tested: Sequence[Net]
+) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of a recipe whose nets keep their data layers, since they read `other` data."""
-    nets = found.nets.values()
-    (source, _), (tested, batch) = find_sources(nets, pb.TRAIN), find_sources(nets, pb.TEST)
-    train, test, notes = find_images(found, options, source, tested, batch)
+    source, _ = find_sources(found.nets.values(), pb.TRAIN)
+    train, test, notes = find_images(found, options, source, *find_sources(tested, pb.TEST))
     kept = f"the nets read {other}: they keep their data layers, and runs leave these data alone"
-    return {"images": train, "test_images": test, "data": AS_IN_NET}, [*notes, kept]
+    images = {"images": train, "test_images": test} if tested else {"images": train}
+    return {**images, "data": AS_IN_NET}, [*notes, kept]
 
 
 def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:

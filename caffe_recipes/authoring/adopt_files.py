@@ -22,7 +22,8 @@ from caffe_recipes.authoring.adopt_sources import (
     load_net,
     load_solvers,
     phase_name,
-    read_net,
+    read_nets,
+    with_phases,
 )
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
@@ -61,7 +62,8 @@ class Adopted:
     """The content of a folder: phases in order, what each starts from, and the nets by file name (stem).
 
     `target` is the folder, or the solver in it that was given. `tested` is the name of the net that the
-    script tests; `notes` list what was guessed or left out.
+    script tests, and `untested` those of the nets that neither it nor a solver tests; `notes` list what was
+    guessed or left out.
     """
 
     target: Path
@@ -75,6 +77,7 @@ class Adopted:
     tested: str = ""
     notes: tuple[str, ...] = ()
     dialect: str = OURS
+    untested: frozenset[str] = frozenset()
 
 
 def read_folder(
@@ -87,7 +90,9 @@ def read_folder(
     """
     foreign = load_solvers(target)
     dialect, notes = find_dialect(foreign, caffe_root, given_dialect)
-    solvers, solver_notes = as_recipe_solvers([convert(solver, dialect, notes) for solver in foreign])
+    solvers, solver_notes = as_recipe_solvers(
+        [convert(solver, dialect, notes) for solver in foreign], dialect
+    )
     notes += solver_notes
     folder = target if target.is_dir() else target.parent
     script = load_script(script_file, MOST_BYTES) if script_file else find_script(folder, solvers)
@@ -112,7 +117,7 @@ def read_folder(
     found = Adopted(
         target, folder, tuple(links), starts, nets, script, text, Path(path).name, "", tuple(notes), dialect
     )
-    return _with_tested(found)
+    return _with_untested(_with_tested(found))
 
 
 def _order(
@@ -188,6 +193,9 @@ def _phase_starts(links: Sequence[Link]) -> Iterator[PhaseStart]:
             why = f"starts from {which} of {before.name} ({how})" if link.weights is None else ""
             yield PhaseStart(before.name, None if is_last else start.iteration, why=why)
         elif link.weights:
+            if files := link.weights.count(","):  # Caffe copies each of them, in this order
+                what = f"{link.name} starts from {files + 1} files, {link.weights}, but a phase from one"
+                raise InputError(link.weights_where, what, "keep one")
             if not link.weights.endswith(".caffemodel"):
                 what = f"{link.name} starts from {link.weights}, which is not a .caffemodel"
                 raise InputError(link.weights_where, what, "name the file that Caffe writes")
@@ -208,10 +216,32 @@ def _with_tested(found: Adopted) -> Adopted:
             return replace(found, tested=file.stem)
         if file.is_file():
             notes: list[str] = []
-            net = read_net(file, found.folder, None, found.dialect, notes)
+            net = read_nets([file], found.folder, None, found.dialect, notes)
             nets = {**found.nets, file.stem: net}
             return replace(found, tested=file.stem, nets=nets, notes=(*found.notes, *notes))
     return found
+
+
+def _with_untested(found: Adopted) -> Adopted:
+    """Set the nets that nothing tests, and give the Data layers of each net the phases that they are for.
+
+    Nets that keep their data layers stay as they are.
+    """
+    links = [(Path(link.net.path).stem if link.net else "", link) for link in found.links]
+    tested = {name for name, link in links if link.solver.message.test_iter}
+    tested |= {Path(model).stem for model in found.script.tested}
+    untested = frozenset(found.nets) - tested
+    if find_other_data(found.nets.values()):
+        return replace(found, untested=untested)
+    notes = [*found.notes]
+    nets = {name: with_phases(net, notes, is_tested=name in tested) for name, net in found.nets.items()}
+    return replace(
+        found,
+        untested=untested,
+        nets=nets,
+        links=tuple(replace(link, net=nets.get(name)) for name, link in links),
+        notes=tuple(notes),
+    )
 
 
 def find_other_data(nets: Iterable[Net]) -> str:
@@ -318,15 +348,18 @@ def find_sources(nets: Iterable[Net], phase: int) -> tuple[str, int]:
     return "", 1
 
 
-def variant_values(net: Net, *, is_data_kept: bool = False) -> dict[str, Any]:
+def variant_values(net: Net, *, is_data_kept: bool = False, is_tested: bool = True) -> dict[str, Any]:
     """Return the keys of an entry of `nets`: the augmentation, and whether it has TEST data.
 
-    If the net's data layers are kept, so is their augmentation.
+    If the net's data layers are kept, so is their augmentation; those of TRAIN are no TEST data of a net that
+    nothing tests.
     """
     values: dict[str, Any] = {}
     train = _data_layer(net, pb.TRAIN)
     if is_data_kept:
-        return {} if _sources(net, pb.TEST) else {"test": False}
+        trained = [] if is_tested else _sources(net, pb.TRAIN)
+        has_tests = any(layer not in trained for layer in _sources(net, pb.TEST))
+        return {} if has_tests else {"test": False}
     if train is not None and train.transform_param.HasField("random_aspect_ratio_param"):
         ratio = train.transform_param.random_aspect_ratio_param
         values["random_aspect_ratio"] = {

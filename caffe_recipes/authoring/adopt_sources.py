@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -19,24 +19,20 @@ from google.protobuf.descriptor import FieldDescriptor
 from caffe_recipes.authoring.recipe_yaml import clean_name
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.dialects.convert import convert_document
+from caffe_recipes.caffe.dialects.convert import convert_document, convert_nets
 from caffe_recipes.caffe.dialects.schema import load_lenient
-from caffe_recipes.caffe.joined_nets import JoinedDocument, join_documents
+from caffe_recipes.caffe.joined_nets import JoinedDocument
 from caffe_recipes.caffe.prototxt import Document, is_kind
 from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.upgrade import upgrade_solver
 from caffe_recipes.errors import InputError, PrototxtError, hint_for
 from caffe_recipes.quoting import hiding_foreign_text, is_quotable, refuse_foreign_names
 from caffe_recipes.recipe.model import SolverSettings
-from caffe_recipes.render.prototxts import FED_BY_PROGRAMS
+from caffe_recipes.render.prototxts import find_program_data
 from caffe_recipes.review.diff.forms import normalize_all
 from caffe_recipes.review.foreign import recognize_dialect
 from caffe_recipes.review.lint.chain import Net, Solver
-from caffe_recipes.review.lint.inputs import (
-    find_net,
-    net_field,
-    upgrade_if_old,
-)
+from caffe_recipes.review.lint.inputs import find_net, net_field
 from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
 from caffe_recipes.review.naming import is_prototxt_file
 
@@ -110,7 +106,7 @@ def convert(document: Document[Any], dialect: str, notes: list[str]) -> Document
     return converted
 
 
-def as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[str]]:
+def as_recipe_solvers(solvers: Sequence[Solver], dialect: str) -> tuple[list[Solver], list[str]]:
     """Return solvers of equal meaning that a recipe can express, and notes on what changes.
 
     A net that is named for training and for tests is named once; an old `solver_type` becomes `type`; fields
@@ -132,9 +128,12 @@ def as_recipe_solvers(solvers: Sequence[Solver]) -> tuple[list[Solver], list[str
                 message.ClearField(field.name)
                 changed.append(f"drops {field.name}, which has its default")
         if not message.snapshot_prefix or message.snapshot_prefix.endswith("/"):
-            folder = message.snapshot_prefix or posixpath.join(posixpath.dirname(message.net), "")
-            message.snapshot_prefix = folder + phase_name(solver.path)
-            changed.append(f"writes its snapshots to {message.snapshot_prefix}, not to a file without a name")
+            net = str(getattr(message, net_field(message) or "net"))
+            folder = message.snapshot_prefix or posixpath.join(posixpath.dirname(net), "")
+            is_named = dialect == "bvlc"
+            message.snapshot_prefix = folder + (Path(file).stem if is_named else phase_name(solver.path))
+            why = "after the solver, as BVLC's Caffe does" if is_named else "not to a file without a name"
+            changed.append(f"writes its snapshots to {message.snapshot_prefix}, {why}")
         found.append(replace(solver, message=message))
         notes += [f"{file} {change}" for change in changed]
     return found, notes
@@ -163,31 +162,40 @@ def load_net(solver: Solver, caffe_root: Path | None, dialect: str) -> tuple[Sol
         hint = "keep one" if tests else f"write net: {string_text(message.train_net)} for tests of this net"
         raise InputError(solver.where("test_net[1]" if tests else "test_iter[0]"), what, hint)
     notes: list[str] = []
-    net = _load_file(solver, field, caffe_root, dialect, notes)
-    if not message.test_iter:
-        net = _only_train(net, notes)
+    files = [_find_file(solver, each, caffe_root) for each in (field, *["test_net[0]"] * tests)]
+    net = read_nets(files, Path(solver.path).parent, caffe_root, dialect, notes)
     if field == "net" and not tests:
         return solver, net, notes
-    named = deepcopy(message)
     if tests:
-        net = join_documents(net, _load_file(solver, "test_net[0]", caffe_root, dialect, notes))
-        files = " and ".join(Path(file).name for file in files_of(net))
-        notes.append(f"{files} are one net: each layer that only one has gets an include")
+        both = " and ".join(file.name for file in files)
+        notes.append(f"{both} are one net: each layer that only one has gets an include")
+    named = deepcopy(message)
     named.ClearField("train_net")
     named.ClearField("test_net")
     named.net = posixpath.join(posixpath.dirname(getattr(message, field)), posixpath.basename(net.path))
     return replace(solver, message=named), net, notes
 
 
-def _only_train(net: Net, notes: list[str]) -> Net:
-    """Return a net that is never tested with an include of TRAIN in each Data layer that has no rule."""
+def with_phases(net: Net, notes: list[str], *, is_tested: bool) -> Net:
+    """Return a net whose Data layers without a rule get an include of TRAIN, and a copy for TEST if needed.
+
+    A recipe has data for each phase.
+    """
     message = deepcopy(net.message)
-    both = [layer for layer in message.layer if layer.type == "Data" and not (layer.include or layer.exclude)]
-    for layer in both:
-        layer.include.add(phase="TRAIN")
-        what = f"layer '{layer.name}' gets include {{ phase: TRAIN }}, since no solver tests the net"
-        notes.append(f"{Path(net.path).name}: {what}")
-    return replace(net, message=message) if both else net
+    del message.layer[:]
+    for layer in net.message.layer:
+        is_for_both = layer.type == "Data" and not (layer.include or layer.exclude)
+        phases = ("TRAIN", "TEST")[: 1 + is_tested] if is_for_both else ()
+        for phase in phases or (None,):
+            made = message.layer.add()
+            made.CopyFrom(layer)
+            if phase:
+                made.include.add(phase=phase)
+        if is_for_both:
+            what = f"layer '{layer.name}' gets include {{ phase: TRAIN }}"
+            more = ", and is repeated for TEST" if is_tested else ", since nothing tests the net"
+            notes.append(f"{Path(net.path).name}: {what}{more}")
+    return replace(net, message=message)
 
 
 def place_of(field: FieldDescriptor) -> str:
@@ -203,39 +211,31 @@ def files_of(net: Net) -> tuple[str, ...]:
     return tuple(one.path for one in net.nets) if isinstance(net, JoinedDocument) else (net.path,)
 
 
-def _load_file(solver: Solver, field: str, caffe_root: Path | None, dialect: str, notes: list[str]) -> Net:
-    """Return a net that a field of a solver names, upgraded and converted to our format."""
+def _find_file(solver: Solver, field: str, caffe_root: Path | None) -> Path:
+    """Return the file of a net that a field of a solver names; raises InputError if it is not found."""
     place = find_net(solver, field, caffe_root, "")
-    name, _, index = field.partition("[")
     if place.file is None:
+        name, _, index = field.partition("[")
         given = solver.message.test_net[0] if index else getattr(solver.message, name)
         what = f"{name}: {given} not found, neither in the current folder nor next to the solver"
         raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
-    return read_net(place.file, Path(solver.path).parent, caffe_root, dialect, notes)
+    return place.file
 
 
-def read_net(file: Path, folder: Path, caffe_root: Path | None, dialect: str, notes: list[str]) -> Net:
-    """Return the net of a file, upgraded and converted to our format; raises InputError if it cannot be.
+def read_nets(
+    files: Sequence[Path], folder: Path, caffe_root: Path | None, dialect: str, notes: list[str]
+) -> Net:
+    """Return the net of one file, or of two that are joined, as `convert_nets` does; raises InputError.
 
     `folder` is that of the solvers.
     """
-    with hiding_foreign_text(file, folder, caffe_root):
-        net: Net = load_lenient(file)  # type: ignore[assignment] # checked below
-        refuse_foreign_names(file, net.foreign, folder, caffe_root)
-        if not is_kind(net.message, pb.NetParameter):
-            raise PrototxtError(file, "is not a net", "name the file of a net")
-        if net.message.layers:
-            notes.append(f"{Path(net.path).name} is in the old format: upgraded, as Caffe does")
-            net = upgrade_if_old(net)
-        net = convert(net, dialect, notes)
-    refuse_data(net)
+    with ExitStack() as stack:
+        documents = []
+        for file in files:
+            stack.enter_context(hiding_foreign_text(file, folder, caffe_root))
+            documents.append(load_lenient(file))
+            refuse_foreign_names(file, documents[-1].foreign, folder, caffe_root)
+        net = convert_nets(documents, dialect, notes)
+    for index, what, hint in find_program_data(net.message):
+        raise InputError(net.where(f"layer[{index}].type"), what, hint)
     return net
-
-
-def refuse_data(net: Net) -> None:
-    """Raise InputError for a layer whose data a program makes or fills: no recipe can stage or name them."""
-    for index, layer in enumerate(net.message.layer):
-        if layer.type in FED_BY_PROGRAMS and not layer.bottom:
-            what = f"layer '{layer.name}' is fed by a program ({layer.type}), which no recipe starts"
-            hint = "read the data from an LMDB, HDF5 files or a list of images"
-            raise InputError(net.where(f"layer[{index}].type"), what, hint)

@@ -9,39 +9,18 @@ filtered with phase TRAIN, the test net with TEST, so that a layer for the other
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from google.protobuf.message import Message
-
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects.schema import share_schema, to_any
-from caffe_recipes.caffe.prototxt import NO_COMMENTS, Document, is_kind
+from caffe_recipes.caffe.prototxt import LAYER, NO_COMMENTS, Document
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.wording import shorten
 
 _PHASES = (pb.TRAIN, pb.TEST)
-
-
-def join_nets(train: pb.NetParameter, test: pb.NetParameter) -> pb.NetParameter:
-    """Return one net that Caffe filters to the layers of `train` in TRAIN, and to those of `test` in TEST.
-
-    Its name is that of `train`. Raises PrototxtError, whose `where` is a field of `test`, if another field of
-    the two nets differs.
-
-    >>> train = pb.NetParameter(layer=[{"name": "a"}, {"name": "loss"}])
-    >>> test = pb.NetParameter(layer=[{"name": "a"}, {"name": "top5"}])
-    >>> for layer in join_nets(train, test).layer:
-    ...     print(layer.name, [pb.Phase.Name(rule.phase) for rule in layer.include])
-    a []
-    loss ['TRAIN']
-    top5 ['TEST']
-    """
-    return _join(train, test)[0]
 
 
 def _join(train: pb.NetParameter, test: pb.NetParameter) -> tuple[pb.NetParameter, list[tuple[int, int]]]:
@@ -62,7 +41,7 @@ def _join(train: pb.NetParameter, test: pb.NetParameter) -> tuple[pb.NetParamete
             if not is_shared:
                 layer.include.add(phase=pb.Phase.Name(phase))
             origins.append((phase, part[0]))
-    _check_layers(joined, train, test)
+    assert _is_joined(joined, train, test)
     return joined, origins
 
 
@@ -72,9 +51,7 @@ _Layer = tuple[int, pb.LayerParameter]
 
 def _layers_of(net: pb.NetParameter, phase: int) -> Iterator[_Layer]:
     for index, layer in enumerate(net.layer):
-        alone = type(net)()  # of the net's own schema, which may be another Caffe's
-        alone.layer.add().CopyFrom(layer)
-        if select_layers(alone, phase):
+        if select_layers(pb.NetParameter(layer=[layer]), phase):
             yield index, _without_rules(layer)
 
 
@@ -117,20 +94,13 @@ def _check_fields(train: pb.NetParameter, test: pb.NetParameter) -> None:
             raise PrototxtError(name, what, "make them equal, so that they can be one net")
 
 
-def _check_layers(joined: pb.NetParameter, train: pb.NetParameter, test: pb.NetParameter) -> None:
-    """Raise PrototxtError unless Caffe filters the joined net to the layers of the net of each phase."""
-    for net, phase in zip((train, test), _PHASES, strict=True):
-        given, kept = (
-            [_without_rules(layer) for layer in select_layers(each, phase)] for each in (net, joined)
-        )
-        for index in range(max(len(given), len(kept))):
-            if given[index : index + 1] != kept[index : index + 1]:
-                layer = (given[index : index + 1] or kept[index : index + 1])[0]
-                what = f"layer '{shorten(layer.name)}' cannot be joined for {pb.Phase.Name(phase)}"
-                raise PrototxtError("", what, "write one net with includes by hand")
-
-
-_LAYER = re.compile(r"layer\[(\d+)\]")
+def _is_joined(joined: pb.NetParameter, train: pb.NetParameter, test: pb.NetParameter) -> bool:
+    """Return whether Caffe filters the joined net to the layers of the net of each phase."""
+    return all(
+        [_without_rules(layer) for layer in select_layers(net, phase)]
+        == [_without_rules(layer) for layer in select_layers(joined, phase)]
+        for net, phase in zip((train, test), _PHASES, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -145,7 +115,7 @@ class JoinedDocument(Document[pb.NetParameter]):
 
     def where(self, field: str = "") -> str:
         """Return `file:line:column` of a field in the training net, or of a layer of TEST in its own."""
-        match = _LAYER.match(field)
+        match = LAYER.match(field)
         if match is None:
             return self.nets[0].where(field)
         phase, index = self.origins[int(match[1])]
@@ -153,7 +123,11 @@ class JoinedDocument(Document[pb.NetParameter]):
 
 
 def join_documents(train: Document[pb.NetParameter], test: Document[pb.NetParameter]) -> JoinedDocument:
-    """Join two nets in the current format. Raises PrototxtError, with file and line, as `join_nets` does."""
+    """Return one net that Caffe filters to the layers of `train` in TRAIN, and to those of `test` in TEST.
+
+    Both are in the current format and our schema; the name is that of `train`. Raises PrototxtError, with
+    file and line, if another field of the two nets differs, or for a rule by more than a phase.
+    """
     document = train
     try:
         _check_rules(train.message)
@@ -164,26 +138,15 @@ def join_documents(train: Document[pb.NetParameter], test: Document[pb.NetParame
         raise error.reworded(where=document.where(error.where)) from None
     folder, mark, file = train.path.rpartition("/")
     path = folder + mark + join_names(file, test.path.rpartition("/")[2])
-    both = (train, test)
-    given = None
-    if any(each.given for each in both):
-        wholes = share_schema(*(each.given or to_any(each.message) for each in both))
-        given = _join(*map(_as_net, wholes))[0]
     return JoinedDocument(
         path,
         train.text,
         joined,
         NO_COMMENTS,
         train.offsets,
-        given=given,
-        nets=both,
+        nets=(train, test),
         origins=tuple(origins),
     )
-
-
-def _as_net(message: Message) -> pb.NetParameter:
-    assert is_kind(message, pb.NetParameter)
-    return message
 
 
 def join_names(train: str, test: str) -> str:

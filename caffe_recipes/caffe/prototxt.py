@@ -58,6 +58,8 @@ M = TypeVar("M", bound=Message)
 
 NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
 
+LAYER = re.compile(r"layer\[(\d+)\]")  # the beginning of a path in a net, with the layer's index
+
 
 def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
     """Parse text into a message. Raises PrototxtError at the first mistake that Caffe would refuse.

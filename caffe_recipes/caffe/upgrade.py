@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -544,6 +544,40 @@ def _upgrade_message(message: Message, comments: Mapping[str, Comment]) -> Upgra
     if is_kind(message, pb.MultiPhaseSolverParameter):
         return _upgrade_phases(message, comments)
     return Upgrade(message, comments, ())
+
+
+def as_current_net(document: Document[pb.NetParameter]) -> Document[pb.NetParameter]:
+    """Return a net in the old format (`layers`) as Caffe upgrades it, with places in the old text.
+
+    A net in the current format is returned as it is. Raises PrototxtError, whose `where` is the path of a
+    field, if Caffe would give up.
+    """
+    old = document.message.layers
+    if not old:
+        return document
+    net = upgrade_net(document.message).message
+    now = {index: new for new, index in enumerate(_old_indexes(net.layer, old)) if index is not None}
+    offsets = dict(document.offsets)
+    for path, offset in document.offsets.items():
+        given = _OLD_LAYER.match(path)
+        if given and int(given[1]) in now:
+            offsets[f"layer[{now[int(given[1])]}]{path[given.end() :]}"] = offset
+    return replace(document, message=net, offsets=offsets, given=None)
+
+
+_OLD_LAYER = re.compile(r"layers\[(\d+)\]")
+
+
+def _old_indexes(layers: Sequence[pb.LayerParameter], old: Sequence[pb.V1LayerParameter]) -> list[int | None]:
+    """Return the index of the old layer for each upgraded layer; order and names are the same in both."""
+    found: list[int | None] = []
+    names = [each.name or each.layer.name for each in old]
+    start = 0
+    for layer in layers:
+        index = next((i for i in range(start, len(names)) if names[i] == layer.name), None)
+        found.append(index)
+        start = start if index is None else index + 1
+    return found
 
 
 def upgrade_net(

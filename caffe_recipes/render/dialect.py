@@ -14,7 +14,7 @@ from caffe_recipes.caffe.dialects.check import (
 )
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.translate import Part, find_inexact, refusal, translate
-from caffe_recipes.render.prototxts import build_net, build_solver, in_dialect
+from caffe_recipes.render.prototxts import build_for, build_solver
 
 # The key of the recipe that determines a field of its nets.
 _KEYS = {
@@ -65,9 +65,10 @@ def find_parts(recipe: AnyRecipe, dialect: str) -> list[Part]:
 def _in_nets(recipe: Recipe, judge: Dialect) -> Iterator[Part]:
     for net in recipe.nets:
         is_own_dialect = recipe.net.dialect == judge.name
-        made = in_dialect(recipe, build_net(recipe, net), judge.name)
+        made = build_for(recipe, net, judge.name)
         for difference in _grave(check_message(made, judge)):
-            if is_own_dialect and difference.rule == "dialect-meaning":
+            is_in_net = difference.name not in _KEYS or recipe.data.is_in_net
+            if is_own_dialect and is_in_net and difference.rule == "dialect-meaning":
                 continue  # the net is written for that Caffe
             known = _KEYS.get(difference.name, "")
             # It is in the user's own net, unless it is in the data layers, which come from the recipe.

@@ -6,29 +6,25 @@ a function in a module next to the recipe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal
-
-from google.protobuf.message import Message
+from typing import Literal
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.dialects.convert import convert_document, with_own_fields
+from caffe_recipes.caffe.dialects.convert import convert_nets, with_own_fields
 from caffe_recipes.caffe.dialects.schema import load_lenient
-from caffe_recipes.caffe.joined_nets import join_documents
 from caffe_recipes.caffe.layers import data, source_batch
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions
-from caffe_recipes.caffe.prototxt import Document, is_kind, parse_prototxt, render_prototxt
+from caffe_recipes.caffe.prototxt import Document, parse_prototxt, render_prototxt
 from caffe_recipes.caffe.rates import POLICIES, check_rates, key_iters, lr_at
 from caffe_recipes.caffe.shapes import infer_shapes, select_layers
 from caffe_recipes.caffe.text.comments import Comment
 from caffe_recipes.caffe.text.writer import string_text
-from caffe_recipes.caffe.upgrade import upgrade_net
-from caffe_recipes.errors import PrototxtError, RecipeError
+from caffe_recipes.errors import RecipeError
 from caffe_recipes.quoting import hiding_foreign_text
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter
 from caffe_recipes.recipe.model import NetVariant, Phase, RandomAspectRatio, Recipe
@@ -134,7 +130,15 @@ _USUAL: Blobs = ("data", ("data", "label"))
 # Layers that read images from other sources than an LMDB; a recipe's data layers do not replace them.
 OTHER_READERS = ("ImageData", "HDF5Data", "WindowData", "AnnotatedData", "VideoData")
 # Layers whose data a program of the user's gives them; a Python layer with bottoms is something else.
-FED_BY_PROGRAMS = ("MemoryData", "Python")
+_FED_BY_PROGRAMS = ("MemoryData", "Python")
+
+
+def find_program_data(net: pb.NetParameter) -> Iterator[tuple[int, str, str]]:
+    """Yield each layer that a program feeds: its index, why no recipe can have it, and what to do."""
+    for index, layer in enumerate(net.layer):
+        if layer.type in _FED_BY_PROGRAMS and not layer.bottom:
+            what = f"layer '{layer.name}' is fed by a program ({layer.type}), which no recipe starts"
+            yield index, what, "read the data from an LMDB, HDF5 files or a list of images"
 
 
 def build_data_layers(
@@ -216,30 +220,7 @@ def _load_nets(recipe: Recipe) -> Document[pb.NetParameter]:
     with ExitStack() as hidden:  # a recipe may name any file of this machine
         for path in paths:
             hidden.enter_context(hiding_foreign_text(path, recipe.folder))
-        return join_own_nets([load_lenient(path) for path in paths], recipe.net.dialect or OURS)
-
-
-def join_own_nets(documents: Sequence[Document[Any]], dialect: str) -> Document[pb.NetParameter]:
-    """Return the net of `net.prototxt`, joined to that of `net.test_prototxt` if there is one.
-
-    Those with layers of the old format are upgraded, as Caffe does, and fields of another dialect converted;
-    the document then keeps the message with them in `given`. Raises PrototxtError for nets that Caffe cannot
-    upgrade, that have a field without an equal, or that cannot be joined.
-    """
-    nets = [convert_document(_upgraded(document), dialect)[0] for document in documents]
-    return nets[0] if len(nets) == 1 else join_documents(*nets)
-
-
-def _upgraded(document: Document[Any]) -> Document[Any]:
-    """Return a net in the current format; raises PrototxtError for a file that is not a net."""
-    if not is_kind(document.message, pb.NetParameter):
-        raise PrototxtError(document.path, "is not a net", "name the prototxt of a net")
-    if not document.message.layers:
-        return document
-    try:
-        return replace(document, message=upgrade_net(document.message).message)
-    except PrototxtError as error:
-        raise error.reworded(where=document.where(error.where)) from None
+        return convert_nets([load_lenient(path) for path in paths], recipe.net.dialect or OURS)
 
 
 def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
@@ -249,12 +230,8 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
     whole net of a recipe with `data: as-in-net`.
     """
     origin = recipe.net.prototxt or recipe.net.function
-    for layer in net.layer:
-        if layer.type in FED_BY_PROGRAMS and not layer.bottom:
-            what = (
-                f"layer '{layer.name}' of {origin} is fed by a program ({layer.type}), which no recipe starts"
-            )
-            raise RecipeError(recipe.name, what, "read the data from an LMDB, HDF5 files or a list of images")
+    for _, what, hint in find_program_data(net):
+        raise RecipeError(f"{recipe.name}: {origin}", what, hint)
     if recipe.data.is_in_net:
         _check_sources(net, recipe)
         return net
@@ -317,20 +294,21 @@ def build_net(recipe: Recipe, name: str, own: pb.NetParameter | None = None) -> 
 
 def render_net(recipe: Recipe, name: str) -> str:
     """Return one of a recipe's nets as prototxt text with comments; those of a shared net fit all recipes."""
-    net = build_net(recipe, name)
+    net = build_for(recipe, name, recipe.dialect)
     comments = {"": Comment(above=(*_header(recipe, name), *above_net(recipe, name)))}
     for index, layer in enumerate(net.layer):
         comments |= _data_comments(recipe, layer, f"layer[{index}]")
         if recipe.net.builder and layer.batch_norm_param.filler.value == 0 and layer.type == "BatchNorm":
             beside = "the block starts as its shortcut (fused MKL-DNN engine)"
             comments[f"layer[{index}].batch_norm_param.filler"] = Comment(beside=beside)
-    return render_prototxt(in_dialect(recipe, net, recipe.dialect), comments)
+    return render_prototxt(net, comments)
 
 
-def in_dialect(recipe: Recipe, net: pb.NetParameter, dialect: str) -> Message:
+def build_for(recipe: Recipe, name: str, dialect: str) -> pb.NetParameter:
     """Return one of a recipe's nets for a dialect: with its own fields, if the prototxts are of that one."""
-    given = _load_nets(recipe).given if dialect == recipe.net.dialect != OURS else None
-    return with_own_fields(net, given) if given is not None else net
+    own = _load_nets(recipe) if recipe.net.files else None
+    net = build_net(recipe, name, own.message if own else None)
+    return with_own_fields(net, own) if own and dialect == recipe.net.dialect != OURS else net
 
 
 def _header(recipe: Recipe, name: str) -> tuple[str, ...]:
@@ -368,7 +346,7 @@ def _check_classes(recipe: Recipe, net: pb.NetParameter) -> None:
 
 
 def _data_comments(recipe: Recipe, layer: pb.LayerParameter, at: str) -> dict[str, Comment]:
-    if layer.type != "Data" or layer.include[0].phase != pb.TRAIN:
+    if layer.type != "Data" or pb.TRAIN not in [rule.phase for rule in layer.include]:
         return {}
     cluster = recipe.cluster
     counted = f"{cluster.ranks} {plural(cluster.ranks, 'rank')}"

@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from caffe_recipes.caffe import layers, pb
 from caffe_recipes.caffe.datums import first_shape, open_datums
+from caffe_recipes.caffe.dialects.schema import describe_name, parse_lenient
 from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.caffe.logs import LogSummary, read_log
-from caffe_recipes.caffe.prototxt import digest, parse_document, parse_prototxt, render_prototxt
+from caffe_recipes.caffe.prototxt import digest, is_kind, parse_document, render_prototxt
 from caffe_recipes.caffe.text.tokens import TOKEN
 from caffe_recipes.caffe.weights import (
     check_solverstate,
@@ -194,13 +195,25 @@ class Caffe(Trainer):
         return {placed[path]: text for path, text in files.items() if path in placed}
 
     def mistakes(self, phases: Collection[str], root: Path, source: Path | None) -> tuple[InputError, ...]:
-        """Return the errors of `lint` in the files of some phases, each at its first place."""
+        """Return the errors of `lint` in the files of some phases, each at its first place.
+
+        The first field that caffe-torch does not read, which is another Caffe's, is one too.
+        """
         from caffe_recipes.review.lint.recipes import find_errors  # `status` and `attach` do not need it
 
         first: dict[tuple[str, str], Finding] = {}
         for found in find_errors(self.recipe, phases, root, source):
             first.setdefault((found.id, found.what), found)
-        return tuple(_as_error(found) for found in first.values())
+        return (*self._unread(), *(_as_error(found) for found in first.values()))
+
+    def _unread(self) -> Iterator[InputError]:
+        documents = [parse_lenient(text, path) for path, text in self.files().items()] if self.is_ours else []
+        for document in documents:
+            for name in document.foreign[:1]:
+                what = f"{describe_name(name)[0]} in {OUR_TRAINER}"
+                yield InputError(
+                    document.place(name.offset), what, "omit --dialect, or give a Caffe with --caffe"
+                )
 
     def chooses_device(self) -> bool:
         """Return whether a run chooses the CPU or a GPU, since the recipe leaves it open."""
@@ -212,12 +225,7 @@ class Caffe(Trainer):
 
     def digest_files(self, files: Mapping[str, str]) -> dict[str, str]:
         """Return the digest of each prototxt's message, which ignores comments, by path."""
-        solvers = {self.recipe.solver_path(phase.name) for phase in self.recipe.phases}
-        digests = {}
-        for path, text in files.items():
-            kind = pb.SolverParameter if path in solvers else pb.NetParameter
-            digests[path] = digest(parse_prototxt(text, kind, path))
-        return digests
+        return {path: digest(parse_lenient(text, path).message) for path, text in files.items()}
 
     def launch_arguments(
         self,
@@ -299,9 +307,14 @@ class Caffe(Trainer):
         return (f"{path}{_MODEL}", f"{path}{_STATE}")
 
     def _net(self, files: Mapping[str, str], name: str) -> pb.NetParameter:
-        """Return a net as the trainer reads it: its source may have been edited since the run began."""
+        """Return a net as the trainer reads it: its source may have been edited since the run began.
+
+        It has the fields of the Caffe that it is written for, which decide what a model of it holds.
+        """
         path = self.recipe.net_path(name)
-        return parse_prototxt(files[path], pb.NetParameter, path)
+        net = parse_lenient(files[path], path).message
+        assert is_kind(net, pb.NetParameter)
+        return net
 
     def model_bytes(self, files: Mapping[str, str], net: str, root: Path, source: Path | None) -> int | None:
         """Return the size of a model in bytes; None if it depends on images that are not on this machine.

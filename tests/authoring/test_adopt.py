@@ -86,6 +86,12 @@ REFUSED = [
     (
         "solver_cyc1",
         "max_iter",
+        "weights: 'a.caffemodel,b.caffemodel' max_iter",
+        r"solver_cyc1.prototxt:\d+:1: cyc1 starts from 2 files, a.caffemodel,b.caffemodel, but a phase",
+    ),
+    (
+        "solver_cyc1",
+        "max_iter",
         "solver_data_type: FLOAT16 max_iter",
         r"solver_data_type of nvcaffe has no equal in a recipe; remove it; here every number is a FLOAT",
     ),
@@ -280,11 +286,79 @@ def test_a_net_that_is_only_trained_has_no_test_data(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text(layers_of(NET, "TRAIN"))
     made = adopt(tmp_path / "solver.prototxt", AdoptOptions(images=80), home=tmp_path)
     assert not made.recipe.nets["net"].test
-    what = "layer 'd' gets include { phase: TRAIN }, since no solver tests the net"
+    what = "layer 'd' gets include { phase: TRAIN }, since nothing tests the net"
     assert f"net.prototxt: {what}" in made.notes
     again = generated(made, tmp_path)["net.prototxt"]
     assert isinstance(again, pb.NetParameter)
     assert [layer.name for layer in again.layer] == ["d", "fc", "loss"]
+
+
+ONE_SOURCE = layers_of(NET, "TRAIN")
+UNTESTED = re.sub(r"test_\w+: \d+\n", "", ALONE)
+
+
+def test_a_net_that_only_a_later_solver_tests_has_its_data_for_both_phases(tmp_path: Path) -> None:
+    for name, text in (("a", UNTESTED), ("b", ALONE)):
+        (tmp_path / f"solver_{name}.prototxt").write_text(text.replace('"s"', f'"s_{name}"'))
+    (tmp_path / "net.prototxt").write_text(ONE_SOURCE)
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "caffe train --solver=solver_a.prototxt\n"
+        "caffe train --solver=solver_b.prototxt --weights=s_a_iter_400.caffemodel\n"
+    )
+    made = adopt(tmp_path, AdoptOptions(images=80), script=script, home=tmp_path)
+    assert "net.prototxt: layer 'd' gets include { phase: TRAIN }, and is repeated for TEST" in made.notes
+    test = NET.replace('"test" batch_size: 10', '"train" batch_size: 8')
+    assert generated(made, tmp_path)["net.prototxt"] == parse_prototxt(test, pb.NetParameter)
+
+
+def test_a_net_that_only_the_script_tests_is_evaluated(tmp_path: Path) -> None:
+    (tmp_path / "solver.prototxt").write_text(UNTESTED)
+    (tmp_path / "net.prototxt").write_text(ONE_SOURCE)
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "caffe train --solver=solver.prototxt\n"
+        "caffe test --model=net.prototxt --weights=s_iter_400.caffemodel --iterations=5\n"
+    )
+    made = adopt(tmp_path, AdoptOptions(images=80), script=script, home=tmp_path)
+    assert made.recipe.nets["net"].test
+    assert made.recipe.evaluation is not None
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        ONE_SOURCE + 'layer { name: "e" type: "Data" top: "e" data_param { source: "e" batch_size: 8 } }',
+        ONE_SOURCE.replace('"Data"', '"HDF5Data" hdf5_data_param { source: "list" batch_size: 10 }'),
+    ],
+)
+def test_kept_data_that_nothing_tests_are_no_test_data(net: str, tmp_path: Path) -> None:
+    (tmp_path / "solver.prototxt").write_text(UNTESTED)
+    (tmp_path / "net.prototxt").write_text(net)
+    made = adopt(tmp_path, AdoptOptions(images=80), home=tmp_path)
+    assert made.recipe.data.is_in_net
+    assert not made.recipe.nets["net"].test
+    assert made.recipe.evaluation is None
+    assert "test_images" not in made.text
+    assert generated(made, tmp_path)["net.prototxt"] == parse_prototxt(net, pb.NetParameter)
+
+
+@pytest.mark.parametrize(
+    ("nets", "dialect", "prefix", "note"),
+    [
+        ('train_net: "models/x/net.prototxt"', None, "models/x/main", "not to a file without a name"),
+        ('net: "models/x/net.prototxt"', "bvlc", "models/x/solver", "after the solver, as BVLC's Caffe does"),
+    ],
+)
+def test_a_missing_snapshot_prefix_is_in_the_folder_of_the_training_net(
+    nets: str, dialect: str | None, prefix: str, note: str, tmp_path: Path
+) -> None:
+    text = UNTESTED.replace('snapshot_prefix: "s"', "").replace('net: "net.prototxt"', nets)
+    (tmp_path / "solver.prototxt").write_text(text)
+    (tmp_path / "net.prototxt").write_text(ONE_SOURCE)
+    made = adopt(tmp_path, AdoptOptions(images=80, dialect=dialect), home=tmp_path)
+    assert made.recipe.phases[0].snapshot_prefix == prefix
+    assert f"solver.prototxt writes its snapshots to {prefix}, {note}" in "\n".join(made.notes)
 
 
 @pytest.mark.parametrize(
@@ -437,6 +511,13 @@ def test_data_that_a_program_makes_are_refused_by_name(tmp_path: Path, source: s
     solver = write_nvidia(tmp_path, net=f"{train}{source}{test}")
     assert mark
     with pytest.raises(CaffeRecipesError, match=message):
+        adopt(solver, AdoptOptions(images=80), home=tmp_path)
+
+
+def test_a_layer_of_the_old_format_is_refused_with_its_line(tmp_path: Path) -> None:
+    train, _, test = OLD_NET.partition("type: DATA")
+    solver = write_nvidia(tmp_path, net=f"{train}type: MEMORY_DATA{test}")
+    with pytest.raises(CaffeRecipesError, match=r"net.prototxt:1:20: layer 'd' is fed by a program"):
         adopt(solver, AdoptOptions(images=80), home=tmp_path)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.joined_nets import join_documents, join_names, join_nets
-from caffe_recipes.caffe.prototxt import parse_document, parse_prototxt
+from caffe_recipes.caffe.joined_nets import join_documents, join_names
+from caffe_recipes.caffe.prototxt import parse_document
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.errors import PrototxtError
 
@@ -26,12 +26,13 @@ TEST = (
 )
 
 
-def net(text: str) -> pb.NetParameter:
-    return parse_prototxt(text, pb.NetParameter)
+def join(train: str, test: str) -> pb.NetParameter:
+    documents = (parse_document(text, "a.prototxt", pb.NetParameter) for text in (train, test))
+    return join_documents(*documents).message
 
 
 def test_layers_of_both_nets_stand_once_and_all_others_get_an_include() -> None:
-    joined = join_nets(net(TRAIN), net(TEST))
+    joined = join(TRAIN, TEST)
     assert joined.name == "t"
     assert [(layer.name, [rule.phase for rule in layer.include]) for layer in joined.layer] == [
         ("d", [pb.TRAIN]),
@@ -49,14 +50,14 @@ def test_a_layer_that_moves_or_differs_stands_twice_and_both_orders_are_kept() -
         return pb.NetParameter(layer=[{"name": name[0], "type": name} for name in layers])
 
     train, test = names("a", "b1", "c", "d"), names("c", "a", "b2", "d")
-    joined = join_nets(train, test)
+    joined = join(str(train), str(test))
     for phase, given in ((pb.TRAIN, train), (pb.TEST, test)):
         assert [layer.type for layer in select_layers(joined, phase)] == [layer.type for layer in given.layer]
     assert len([layer for layer in joined.layer if not layer.include]) == 2
 
 
 def test_equal_data_layers_stand_once_for_each_phase_as_in_a_recipe() -> None:
-    joined = join_nets(net(TRAIN), net(TRAIN))
+    joined = join(TRAIN, TRAIN)
     assert [(layer.name, len(layer.include)) for layer in joined.layer[:3]] == [("d", 1), ("d", 1), ("fc", 0)]
 
 

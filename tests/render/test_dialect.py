@@ -106,6 +106,22 @@ def test_fields_with_another_meaning_in_nvcaffe_are_listed_too() -> None:
     assert not any("test_initialization" in why or "prefetch" in why for why in reasons)
 
 
+def test_a_net_of_nvcaffe_has_its_own_meaning_but_the_recipe_s_shuffle_does_not(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    norm = (
+        'layer { name: "bn" type: "BatchNorm" bottom: "ip" top: "bn" batch_norm_param { scale_bias: true } }'
+    )
+    text = OWN_NET.replace('layer { name: "loss"', f'{norm}\nlayer {{ name: "loss"')
+
+    def change(raw: dict[str, Any]) -> None:
+        own_net(tmp_path, text)(raw)
+        raw["net"]["dialect"] = "nvcaffe"
+        raw["data"]["train"]["shuffle"] = True
+
+    assert [part.key for part in find_parts(make_recipe(change), "nvcaffe")] == ["data.train.shuffle"]
+
+
 @pytest.mark.parametrize("dialect", ["intel", "bvlc", "nvcaffe"])
 def test_a_plain_recipe_is_written_for_every_caffe(
     make_recipe: MakeRecipe, tmp_path: Path, dialect: str

@@ -214,6 +214,14 @@ def test_a_net_that_reads_images_from_elsewhere_is_refused_in_one_line(
     assert str(caught.value) == f"digits-local: {what}; to keep it, write `data: as-in-net` and `images: N`"
 
 
+def test_a_net_that_a_program_feeds_is_refused_in_one_line(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    own = DATA.replace('"Data"', '"MemoryData"')
+    with pytest.raises(RecipeError) as caught:
+        build_net(with_prototxt(make_recipe, tmp_path, own + REST), "train_val")
+    what = "layer 'mnist' is fed by a program (MemoryData), which no recipe starts"
+    assert str(caught.value).startswith(f"digits-local: mine.prototxt: {what}; read the data from")
+
+
 def test_a_net_of_data_layers_alone_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"mine\.prototxt has only Data layers; give a complete net"):
         build_net(with_prototxt(make_recipe, tmp_path, DATA), "train_val")

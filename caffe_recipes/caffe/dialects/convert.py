@@ -3,16 +3,17 @@
 A field that has its default, or that changes only speed, memory or the format of files, is dropped. For any
 other field that our Caffe lacks there is one error, with file and line.
 
-Sources: `caffe.proto` of NVIDIA/caffe and BVLC/caffe; NVIDIA's batch_norm_layer.cpp for the rates of a
-BatchNorm, which it sets itself, and its data_layer.cpp for shuffle.
+Sources: `caffe.proto` of NVIDIA/caffe and BVLC/caffe; NVIDIA's batch_norm_layer.cpp, batch_norm_layer.cu and
+cudnn_batch_norm_layer.cu for the rates of a BatchNorm, which it sets itself, for use_global_stats, which none
+of them reads after setup, and for the least eps; its data_layer.cpp for shuffle.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -20,13 +21,16 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import find_counterpart, find_dialect, names_of
-from caffe_recipes.caffe.dialects.check import TITLES, find_meaning_differences
+from caffe_recipes.caffe.dialects.check import BATCH_SIZE, TITLES, find_meaning_differences
 from caffe_recipes.caffe.dialects.forks import FIELDS
 from caffe_recipes.caffe.dialects.schema import describe_name, share_schema, to_any, to_ours
-from caffe_recipes.caffe.prototxt import Document, is_kind
+from caffe_recipes.caffe.joined_nets import JoinedDocument, join_documents
+from caffe_recipes.caffe.prototxt import LAYER, Document, is_kind
+from caffe_recipes.caffe.shape_rules import has_own_scale
+from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.parser import ForeignName
+from caffe_recipes.caffe.upgrade import as_current_net
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.wording import shorten
 
 # Fields of ours that are equal to those of another Caffe, by dialect, message and name.
 _EQUAL: Mapping[tuple[str, str, str], str] = {
@@ -49,17 +53,51 @@ _IDLE: Mapping[tuple[str, str], tuple[str, ...]] = {
 _IS_IDLE = "which changes only speed, memory or files"
 
 
-def convert_document(given: Document[Any], dialect: str) -> tuple[Document[Any], list[str]]:
+def convert_nets(
+    documents: Sequence[Document[Any]], dialect: str, notes: list[str] | None = None
+) -> Document[pb.NetParameter]:
+    """Return the net of one file, or that of a train_net and a test_net as one, in our schema.
+
+    Nets in the old format are upgraded, as Caffe does. `notes` gets a line for each kind of change. Raises
+    PrototxtError for a file that is not a net, and for nets that cannot be upgraded, converted or joined.
+    """
+    notes = [] if notes is None else notes
+    for document in documents:
+        if not is_kind(document.message, pb.NetParameter):
+            raise PrototxtError(document.path, "is not a net", "name the prototxt of a net")
+        if document.message.layers:
+            notes.append(f"{Path(document.path).name} is in the old format: upgraded, as Caffe does")
+    current = [_as_current(document) for document in documents]
+    names = {layer.name for document in current for layer in document.message.layer}
+    nets = []
+    for document in current:
+        net, more = convert_document(document, dialect, names)
+        nets.append(net)
+        notes += [note for note in more if note not in notes]
+    return nets[0] if len(nets) == 1 else join_documents(*nets)
+
+
+def _as_current(document: Document[Any]) -> Document[Any]:
+    try:
+        return as_current_net(document)
+    except PrototxtError as error:
+        raise error.reworded(where=document.where(error.where)) from None
+
+
+def convert_document(
+    given: Document[Any], dialect: str, names: Collection[str] = ()
+) -> tuple[Document[Any], list[str]]:
     """Return a document of a dialect in our schema, and notes on each kind of field that changes.
 
     If it changes, the document keeps the message with all its fields in `given`. A net must be in the current
-    format. Raises PrototxtError for the first field that ours has no equal of.
+    format; a layer that is added to it gets none of `names`. Raises PrototxtError for the first field that
+    ours has no equal of.
     """
     converted = deepcopy(to_any(given.message))
     notes: dict[str, str] = {}
     placed = given
     if dialect == "nvcaffe" and is_kind(converted, pb.NetParameter):
-        placed = replace(given, offsets=_split_norms(converted, given.offsets, notes))
+        placed = replace(given, offsets=_split_norms(converted, given.offsets, names, notes))
     for path, note in _convert(converted, "", placed, dialect):
         notes.setdefault(note, path)
     if not notes:
@@ -70,15 +108,15 @@ def convert_document(given: Document[Any], dialect: str) -> tuple[Document[Any],
 
 
 def _split_norms(
-    net: pb.NetParameter, offsets: Mapping[str, int], notes: dict[str, str]
+    net: pb.NetParameter, offsets: Mapping[str, int], names: Collection[str], notes: dict[str, str]
 ) -> Mapping[str, int]:
     """Put a Scale after each BatchNorm of nvcaffe that scales, in place; return the offsets of the new net.
 
     Ours scales only in its MKL-DNN engine, and a Scale means the same in every engine.
     """
     layers, places = list(net.layer), []
-    names = {layer.name for layer in layers}
-    scaling = {index for index, layer in enumerate(layers) if layer.type == "BatchNorm" and _scales(layer)}
+    taken = {*names, *(layer.name for layer in layers)}
+    scaling = {i for i, layer in enumerate(layers) if layer.type == "BatchNorm" and has_own_scale(layer)}
     if not scaling:
         return offsets
     del net.layer[:]
@@ -89,25 +127,19 @@ def _split_norms(
         if index not in scaling:
             continue
         places.append(index)
-        _add_scale(net, made, names)
+        _add_scale(net, made, taken)
         path = f"layer[{len(net.layer) - 2}].type"
         notes.setdefault("a Scale layer after it holds the scale and shift of a BatchNorm", path)
     new: dict[str, int] = {}
     for path, offset in offsets.items():
-        match = _LAYER.match(path)
+        match = LAYER.match(path)
         moved = [at for at, index in enumerate(places) if match and index == int(match[1])]
         for at in moved or [-1]:
             new[f"layer[{at}]{path[match.end() :]}" if match and moved else path] = offset
     return new
 
 
-_LAYER = re.compile(r"layer\[(\d+)\]")
 _STATISTICS = 3  # the first blobs of a BatchNorm
-
-
-def _scales(layer: Any) -> bool:  # noqa: ANN401 - of the schema of all Caffes
-    norm = layer.batch_norm_param
-    return bool(norm.scale_bias or norm.HasField("scale_filler") or norm.HasField("bias_filler"))
 
 
 def _add_scale(net: pb.NetParameter, layer: Any, names: Collection[str]) -> None:  # noqa: ANN401
@@ -128,6 +160,12 @@ def _add_scale(net: pb.NetParameter, layer: Any, names: Collection[str]) -> None
             getattr(made.scale_param, field).CopyFrom(getattr(norm, theirs))
         norm.ClearField(theirs)
     norm.ClearField("scale_bias")
+    shared = layer.param[_STATISTICS:]
+    if any(param.name or param.share_mode for param in shared):
+        made.param.extend(shared)
+        for param in made.param:  # nvcaffe sets the rates of scale and shift to 1
+            param.ClearField("lr_mult")
+            param.ClearField("decay_mult")
     del layer.param[_STATISTICS:]
 
 
@@ -212,10 +250,19 @@ def _adjust(message: Any, owner: str, dialect: str) -> Iterator[tuple[str, str]]
     if owner == "DataParameter" and message.shuffle and not message.cache:
         message.ClearField("shuffle")
         yield "shuffle", "drops shuffle, which nvcaffe ignores without cache"
+    for difference in find_meaning_differences(message, owner, dialect):
+        if difference.name in ("BatchNorm", BATCH_SIZE):
+            yield difference.field, f"{difference.texts[0]}: {difference.texts[1]}"
     if owner == "LayerParameter" and message.type == "BatchNorm":
-        for difference in find_meaning_differences(message, owner, dialect):
-            yield "type", f"{difference.texts[0]}: {difference.texts[1]}"
         yield from _fix_rates(message)
+    if owner == "BatchNormParameter":
+        least = message.DESCRIPTOR.fields_by_name["eps"].default_value
+        if message.HasField("use_global_stats"):
+            message.ClearField("use_global_stats")
+            yield "use_global_stats", "drops use_global_stats, which nvcaffe ignores"
+        if message.eps < least:
+            message.ClearField("eps")
+            yield "eps", f"drops eps, since nvcaffe uses at least {least:.6g}"
 
 
 def _fix_rates(layer: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401
@@ -229,38 +276,55 @@ def _fix_rates(layer: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401
         yield "param[0]", "writes 0 for the rates of a BatchNorm's statistics, as nvcaffe does itself"
 
 
-def with_own_fields(net: pb.NetParameter, given: Message) -> Message:
-    """Return a recipe's net with the fields of its own dialect, as they are in the `given` message of it.
+def with_own_fields(net: pb.NetParameter, document: Document[Any]) -> pb.NetParameter:
+    """Return a recipe's net with the fields of its own dialect, as `document`, which it comes from, has them.
 
-    All layers but those of type Data are the given ones; those keep the fields that our Caffe lacks. Raises
-    PrototxtError for layers of two joined nets that differ only in fields that our Caffe lacks.
+    All layers but those of type Data are the given ones; those keep the fields that our Caffe lacks. A layer
+    that two joined nets share, and the net itself, have the fields of the training net.
     """
-    theirs, ours = share_schema(given, to_any(net))
-    assert is_kind(theirs, pb.NetParameter) and is_kind(ours, pb.NetParameter)
-    result = deepcopy(theirs)
+    parts = document.nets if isinstance(document, JoinedDocument) else (document,)
+    if not any(part.given for part in parts):
+        return net
+    train, test = (part.given or to_any(part.message) for part in (parts[0], parts[-1]))
+    train, test = share_schema(train, test)
+    train, ours = share_schema(train, to_any(net))
+    test = type(train).FromString(test.SerializePartialToString())
+    assert is_kind(train, pb.NetParameter) and is_kind(test, pb.NetParameter)
+    assert is_kind(ours, pb.NetParameter)
+    if len(parts) == 1:
+        own = [_by_name(train.layer)]
+    else:
+        own = [_by_name(select_layers(train, pb.TRAIN)), _by_name(select_layers(test, pb.TEST))]
+    result = deepcopy(train)
     result.ClearField("layer")
-    own: dict[tuple[Any, ...], list[Any]] = {}
-    for layer in theirs.layer:
-        own.setdefault((layer.name, layer.type, *_phases(layer)), []).append(layer)
     for layer in ours.layer:
-        key = layer.name, layer.type, *_phases(layer)
+        phases = [rule.phase for rule in layer.include]
+        its = [own[phases[0]]] if len(own) > 1 and phases else own
+        key = layer.name, layer.type
         if layer.type == "Data":
-            given_data = own.get(key) or own.get(key[:2])  # of one phase, or of both
+            data = its[0].get(key, [])
+            same = [one for one in data if [rule.phase for rule in one.include] == phases]  # or of both
             made = result.layer.add()
             made.CopyFrom(layer)
-            if given_data:
-                _add_foreign(made, given_data[0])
-        elif own.get(key):  # or else a Scale that the conversion added
-            result.layer.add().CopyFrom(own[key].pop(0))
-    left = next((layer for key, layers in own.items() if key[1] != "Data" for layer in layers), None)
-    if left is not None:
-        what = f"layer '{shorten(left.name)}' differs between TRAIN and TEST in fields that ours lacks"
-        raise PrototxtError("", what, "make them equal in both prototxts")
+            for one in (same or data)[:1]:
+                _add_foreign(made, one)
+            continue
+        given = [table[key].pop(0) for table in its if table.get(key)]
+        if given:  # or else a Scale that the conversion added
+            made = result.layer.add()
+            made.CopyFrom(given[0])
+            del made.include[:], made.exclude[:]
+            made.include.extend(layer.include)
+            made.exclude.extend(layer.exclude)
     return result
 
 
-def _phases(layer: Any) -> list[int]:  # noqa: ANN401
-    return [rule.phase for rule in layer.include]
+def _by_name(layers: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
+    """Return layers by name and type, in their order."""
+    found: dict[tuple[str, str], list[Any]] = {}
+    for layer in layers:
+        found.setdefault((layer.name, layer.type), []).append(layer)
+    return found
 
 
 def _add_foreign(message: Message, given: Message) -> None:

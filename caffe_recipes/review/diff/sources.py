@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.dialects.convert import convert_nets
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, decode_prototxt
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
@@ -686,7 +687,6 @@ def _check_any(sides: str, *found: Collection[str]) -> None:
 
 def _open_recipe(spec: Spec) -> RecipeSide:
     from caffe_recipes.recipe.source import load_recipe, parse_recipe
-    from caffe_recipes.render.prototxts import join_own_nets
 
     if not spec.oid:
         return RecipeSide(spec.text, load_recipe(spec.text))
@@ -700,7 +700,7 @@ def _open_recipe(spec: Spec) -> RecipeSide:
         )
     nets = [_read_net(spec, file) for file in recipe.net.files]
     return RecipeSide(
-        spec.text, recipe, join_own_nets(nets, recipe.net.dialect or OURS).message if nets else None
+        spec.text, recipe, convert_nets(nets, recipe.net.dialect or OURS).message if nets else None
     )
 
 

@@ -8,7 +8,6 @@ Explain a rule: what it checks, what will happen, and what to do about it.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from caffe_recipes.caffe.dialects.schema import (
     outer_foreign,
     parse_lenient,
 )
+from caffe_recipes.caffe.prototxt import LAYER
 from caffe_recipes.caffe.text.parser import V1_TYPE
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.columns import align_columns
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from caffe_recipes.caffe.text.parser import ForeignName
     from caffe_recipes.review.lint.chain import Chain
     from caffe_recipes.review.lint.net_view import DatumOf, LabelsOf, PhaseNet
-
-_LAYER = re.compile(r"layer\[(\d+)\]")
 
 
 def check_chain(chain: Chain) -> Iterator[Finding]:
@@ -151,7 +149,7 @@ def check_net(
 
 def _finding_order(found: Finding) -> tuple[int, int]:
     """Return a sort key for a net's findings: by severity, then by layer; the whole net comes first."""
-    layer = _LAYER.match(found.where)
+    layer = LAYER.match(found.where)
     return SEVERITIES.index(found.severity), int(layer[1]) if layer else -1
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import posixpath
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,7 +20,7 @@ from caffe_recipes.caffe.image_headers import ImageShape, image_shape
 from caffe_recipes.caffe.layers import BATCH_BLOCKS
 from caffe_recipes.caffe.refusals import UNWEIGHTED
 from caffe_recipes.caffe.shapes import select_layers
-from caffe_recipes.caffe.upgrade import upgrade_net
+from caffe_recipes.caffe.upgrade import as_current_net
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.rules import finding, rule
 from caffe_recipes.wording import plural
@@ -468,9 +467,6 @@ def filler_fields(layer: pb.LayerParameter) -> Iterator[tuple[str, pb.FillerPara
                 yield from ((f"{path}[{i}]", each) for i, each in enumerate(filler))
 
 
-_OLD_LAYER = re.compile(r"layers\[(\d+)\]")
-
-
 @old_net_rule(
     "old-format",
     "note",
@@ -493,26 +489,7 @@ def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetPar
     old = document.message.layers
     note = finding("old-format", "layers[0]", count=len(old))
     try:
-        net = upgrade_net(document.message).message
+        return as_current_net(document), [note]
     except PrototxtError as error:
         refused = finding("upgrade-refused", error.where, error.what, write=error.hint)
         return dataclasses.replace(document, message=pb.NetParameter(input=["data"]), given=None), [refused]
-    now = {index: new for new, index in enumerate(_old_indexes(net.layer, old)) if index is not None}
-    offsets = dict(document.offsets)
-    for path, offset in document.offsets.items():
-        given = _OLD_LAYER.match(path)
-        if given and int(given[1]) in now:
-            offsets[f"layer[{now[int(given[1])]}]{path[given.end() :]}"] = offset
-    return dataclasses.replace(document, message=net, offsets=offsets, given=None), [note]
-
-
-def _old_indexes(layers: Sequence[pb.LayerParameter], old: Sequence[pb.V1LayerParameter]) -> list[int | None]:
-    """Return the index of the old layer for each upgraded layer; order and names are the same in both."""
-    found: list[int | None] = []
-    names = [each.name or each.layer.name for each in old]
-    start = 0
-    for layer in layers:
-        index = next((i for i in range(start, len(names)) if names[i] == layer.name), None)
-        found.append(index)
-        start = start if index is None else index + 1
-    return found

@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects.convert import convert_document, with_own_fields
+from caffe_recipes.caffe.dialects.convert import convert_document, convert_nets, with_own_fields
 from caffe_recipes.caffe.dialects.schema import parse_lenient
-from caffe_recipes.caffe.joined_nets import join_documents
 from caffe_recipes.caffe.prototxt import Document, is_kind, parse_prototxt
 from caffe_recipes.errors import PrototxtError
 
 
 def convert(text: str, dialect: str) -> tuple[Document[pb.NetParameter], list[str]]:
     return convert_document(parse_lenient(text, "a.prototxt"), dialect)
+
+
+STATISTICS = (
+    "nvcaffe's BatchNorm keeps running means; SURFsara's keeps sums and the factor to divide them by: "
+    "test results differ slightly, and each misreads the statistics in the other's caffemodels"
+)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +47,31 @@ def convert(text: str, dialect: str) -> tuple[Document[pb.NetParameter], list[st
             "data_param { shuffle: true }",
             "data_param { }",
             ["1:22: drops shuffle, which nvcaffe ignores without cache"],
+        ),
+        (
+            "nvcaffe",
+            "type: 'BatchNorm' batch_norm_param { use_global_stats: false eps: 1e-8 }",
+            "type: 'BatchNorm' batch_norm_param { }",
+            [
+                f"1:9: {STATISTICS}",
+                "1:46: drops use_global_stats, which nvcaffe ignores",
+                "1:70: drops eps, since nvcaffe uses at least 1e-05",
+            ],
+        ),
+        (
+            "nvcaffe",
+            "type: 'BatchNorm' batch_norm_param { use_global_stats: true eps: 1e-5 }",
+            "type: 'BatchNorm' batch_norm_param { eps: 1e-5 }",
+            [f"1:9: {STATISTICS}", "1:46: drops use_global_stats, which nvcaffe ignores"],
+        ),
+        (
+            "nvcaffe",
+            "image_data_param { batch_size: 8 }",
+            "image_data_param { batch_size: 8 }",
+            [
+                "1:28: nvcaffe's batch_size is that of all GPUs of a host; SURFsara's is that of one process"
+                ": each GPU gets batch_size / GPUs images, and BatchNorm normalizes over those only"
+            ],
         ),
         (
             "nvcaffe",
@@ -140,8 +170,7 @@ def test_a_batch_norm_that_scales_itself_gets_a_scale_layer_which_means_the_same
     assert notes[0] == ("a.prototxt:1:19: a Scale layer after it holds the scale and shift of a BatchNorm")
     assert document.where("layer[1].name") == "a.prototxt:1:9"
     assert document.where("layer[5].type") == "a.prototxt:5:21"
-    assert document.given is not None
-    assert with_own_fields(document.message, document.given) == parse_lenient(NORMS).message
+    assert with_own_fields(document.message, document) == parse_lenient(NORMS).message
 
 
 def test_the_rates_of_statistics_that_nvcaffe_sets_itself_are_written() -> None:
@@ -168,8 +197,7 @@ def test_a_recipe_s_net_gets_its_own_fields_back() -> None:
     rest = 'layer { name: "bn" type: "BatchNorm" batch_norm_param { scale_bias: true } }'
     document, _ = convert(f"eltwise_mem_sharing: false {data} {rest}", "nvcaffe")
     document.message.layer[0].data_param.batch_size = 9
-    assert document.given is not None
-    again = with_own_fields(document.message, document.given)
+    again = with_own_fields(document.message, document)
     given = parse_lenient(f"eltwise_mem_sharing: false {data} {rest}").message
     assert is_kind(given, pb.NetParameter)
     given.layer[0].data_param.batch_size = 9
@@ -184,18 +212,41 @@ def test_batch_norms_of_one_name_share_the_scale_and_shift_of_both_phases() -> N
     )
     document, _ = convert(norms, "nvcaffe")
     assert [layer.name for layer in document.message.layer] == ["bn", "bn_scale"] * 2
-    assert document.given is not None
-    assert with_own_fields(document.message, document.given) == parse_lenient(norms).message
+    assert with_own_fields(document.message, document) == parse_lenient(norms).message
 
 
-def test_layers_of_two_nets_that_differ_only_in_fields_of_their_caffe_are_refused() -> None:
-    plain = 'layer { name: "r" type: "ReLU" }'
-    train, _ = convert(plain, "nvcaffe")
-    test, _ = convert(plain.replace("}", "forward_type: FLOAT }"), "nvcaffe")
-    joined = join_documents(train, test)
-    assert len(joined.message.layer) == 1
-    assert joined.given is not None
-    with pytest.raises(
-        PrototxtError, match="layer 'r' differs between TRAIN and TEST in fields that ours lacks"
-    ):
-        with_own_fields(joined.message, joined.given)
+def test_the_shared_names_of_scale_and_shift_go_to_the_scale_layer() -> None:
+    rates = "param { lr_mult: 0 } " * 3
+    names = 'param { name: "s" lr_mult: 2 } param { share_mode: PERMISSIVE }'
+    norm = "batch_norm_param { scale_bias: true }"
+    document, _ = convert(f'layer {{ name: "bn" type: "BatchNorm" {rates} {names} {norm} }}', "nvcaffe")
+    own, scale = document.message.layer
+    assert len(own.param) == 3
+    assert list(scale.param) == [pb.ParamSpec(name="s"), pb.ParamSpec(share_mode="PERMISSIVE")]
+
+
+def test_a_scale_layer_has_one_name_in_two_nets() -> None:
+    norm = 'layer { name: "bn" type: "BatchNorm" bottom: "x" top: "x" batch_norm_param { scale_bias: true } }'
+    relu = 'layer { name: "bn_scale" type: "ReLU" bottom: "x" top: "x" }'
+    documents = [parse_lenient(text, f"{name}.prototxt") for name, text in (("a", norm + relu), ("b", norm))]
+    joined = convert_nets(documents, "nvcaffe")
+    names = [(layer.name, len(layer.include)) for layer in joined.message.layer]
+    assert names == [("bn", 0), ("bn_scale_", 0), ("bn_scale", 1)]
+
+
+def test_two_nets_that_differ_in_speed_alone_are_joined_and_keep_the_fields_of_the_training_net() -> None:
+    plain = 'layer { name: "c" type: "Convolution" convolution_param { num_output: 2 } }'
+    fast = plain.replace("num_output", 'conv_algos_override: "1,1,1" num_output')
+    train, test = f"eltwise_mem_sharing: true {plain}", f"eltwise_mem_sharing: false {fast}"
+    for one, other in ((train, test), (test, train)):
+        joined = convert_nets([parse_lenient(one, "a"), parse_lenient(other, "b")], "nvcaffe")
+        assert len(joined.message.layer) == 1
+        assert with_own_fields(joined.message, joined) == parse_lenient(one).message
+
+
+def test_a_layer_of_one_phase_keeps_the_fields_of_its_own_net() -> None:
+    train = 'layer { name: "r" type: "ReLU" relu_param { negative_slope: 1 } }'
+    test = 'layer { name: "r" type: "ReLU" forward_type: FLOAT include { phase: TEST } }'
+    joined = convert_nets([parse_lenient(train, "a"), parse_lenient(test, "b")], "nvcaffe")
+    again = with_own_fields(joined.message, joined)
+    assert again == parse_lenient(train.replace("} }", "} include { phase: TRAIN } }") + test).message
