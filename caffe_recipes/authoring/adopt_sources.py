@@ -156,6 +156,8 @@ def load_net(solver: Solver, caffe_root: Path | None, dialect: str) -> tuple[Sol
         what = f"{name}: is {'a net inside the solver' if inline else 'missing'}"
         where = solver.where(place_of(inline[0]) if inline else "")
         raise InputError(where, what, "write the net to a separate file, and name it in `net`")
+    if field == "net" and message.train_net:
+        raise InputError(solver.where("train_net"), "net and train_net each set a net to train", "keep one")
     tests = len(message.test_net)
     if tests > 1 or (message.test_iter and not tests and field == "train_net"):
         what = f"test_net: is given {tests} times, but a recipe has one test net"

@@ -399,6 +399,13 @@ def test_other_nets_of_a_solver_are_refused_with_their_line(
         adopt(tmp_path / "solver.prototxt", AdoptOptions(images=80), home=tmp_path)
 
 
+def test_two_nets_to_train_are_refused(tmp_path: Path) -> None:
+    write_zoo_net(tmp_path / "zoo")
+    solver = write_zoo_solver(tmp_path / "zoo", "solver", more="train_net: 'zoo/train.prototxt'")
+    with pytest.raises(CaffeRecipesError, match=r"solver.prototxt:\d+:\d+: net and train_net each set a net"):
+        adopt(solver, AdoptOptions(), home=tmp_path)
+
+
 def test_a_difference_is_named_at_its_place_in_its_own_file(tmp_path: Path) -> None:
     solver = write_two_nets(tmp_path)
     change(tmp_path / "a_val.prototxt", '"Data"', '"MemoryData"')

@@ -137,7 +137,7 @@ def test_a_module_that_cannot_be_read_is_not_called_wrong(make_recipe: MakeRecip
     (tmp_path / "my_nets.py").symlink_to("/proc/self/mem")  # a file that not even root reads from its start
     recipe = with_net(make_recipe, function="my_nets:build")
     with pytest.raises(
-        RecipeError, match=r"net.function my_nets:build: my_nets.py cannot be read: .*; check its"
+        RecipeError, match=r"net.function my_nets:build: my_nets.py cannot be read: .*; have its disk checked"
     ):
         build_net(recipe, "train_val")
 
