@@ -62,7 +62,7 @@ def estimate_duration(recipe: AnyRecipe, phase: str | None = None) -> Duration |
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> recipe = load_recipe("stampede2-64n-72ep")
     >>> round(estimate_duration(recipe).training_s), round(estimate_duration(recipe, "init").total_s)
-    (14693, 5582)
+    (14693, 5581)
     """
     pace = _source_pace(recipe)
     if pace is None:

@@ -47,7 +47,7 @@ def test_a_run_that_is_not_finished_needs_a_disk_that_can_be_written(
     place.begin(cyc1="ends-early")
     make_read_only(monkeypatch)
     with pytest.raises(
-        JournalError, match="cannot be opened: Read-only file system; make the disk"
+        JournalError, match="cannot be opened: Read-only file system; have its file system mounted read-write"
     ) as caught:
         place.run()
     assert "--new" not in str(caught.value)
