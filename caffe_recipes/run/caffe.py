@@ -38,7 +38,7 @@ from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.errors import ClusterError, DataError, InputError, PrototxtError, RunFailed, WeightsError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_per_iter, main_line
 from caffe_recipes.recipe.model import OUR_TRAINER, AnyRecipe, Phase, Recipe
-from caffe_recipes.render.prototxts import build_solver
+from caffe_recipes.render.prototxts import OTHER_READERS, build_solver
 from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.render.tree import generate, placed_paths
 from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
@@ -197,7 +197,8 @@ class Caffe(Trainer):
     def mistakes(self, phases: Collection[str], root: Path, source: Path | None) -> tuple[InputError, ...]:
         """Return the errors of `lint` in the files of some phases, each at its first place.
 
-        The first field that caffe-torch does not read, which is another Caffe's, is one too.
+        The first field that caffe-torch does not read, which is another Caffe's, is one too, and so is each
+        data layer of a net that it does not read.
         """
         from caffe_recipes.review.lint.recipes import find_errors  # `status` and `attach` do not need it
 
@@ -214,6 +215,11 @@ class Caffe(Trainer):
                 yield InputError(
                     document.place(name.offset), what, "omit --dialect, or give a Caffe with --caffe"
                 )
+            for index, layer in enumerate(getattr(document.message, "layer", ())):
+                if layer.type in OTHER_READERS:
+                    what = f"layer '{layer.name}' reads {layer.type}, which {OUR_TRAINER} does not"
+                    hint = "build an LMDB of the data, or give a Caffe with --caffe"
+                    yield InputError(document.where(f"layer[{index}].type"), what, hint)
 
     def chooses_device(self) -> bool:
         """Return whether a run chooses the CPU or a GPU, since the recipe leaves it open."""

@@ -91,3 +91,19 @@ def test_caffe_torch_is_refused_a_net_with_fields_of_another_caffe(
     errors = [str(error) for error in load(written).mistakes({"init"}, tmp_path, None)]
     what = "4:1: NetParameter has no field 'default_forward_type' in caffe-torch; omit --dialect, or give"
     assert any(what in error for error in errors) != is_read
+
+
+@pytest.mark.parametrize(("trainer", "is_read"), [("./caffe", True), ("caffe-torch", False)])
+def test_caffe_torch_is_refused_data_layers_that_it_does_not_read(
+    trainer: str, is_read: bool, written: Path, tmp_path: Path
+) -> None:
+    raw = yaml.safe_load(written.read_text())
+    raw |= {"trainer": trainer, "data": "as-in-net", "images": 96, "test_images": 64}
+    del raw["net"]["dialect"]
+    raw["nets"] = {name: {} for name in raw["nets"]}
+    batch = f"hdf5_data_param {{ source: 'list' batch_size: {raw['cluster']['batch_per_rank']} }}"
+    data = f"layer {{ name: 'h' type: 'HDF5Data' top: 'data' top: 'label' {batch} }}\n"
+    (tmp_path / "net.prototxt").write_text(data + NET.partition("\n")[2].replace("scale_bias: true", ""))
+    recipe = parse_recipe(yaml.safe_dump(raw), str(written), tmp_path)
+    errors = [str(error) for error in Caffe(recipe).mistakes({"init"}, tmp_path, None)]
+    assert any("layer 'h' reads HDF5Data, which caffe-torch does not" in error for error in errors) != is_read
