@@ -63,7 +63,7 @@ def end_steps(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """Cancel the steps of a job whose names begin with `prefix`; return those, and those still there.
+    """Cancel the steps of a job that are named `prefix` and a number; return those, and those still there.
 
     Waits up to END_S for them. Raises ClusterError if Slurm does not answer, or refuses.
     """
@@ -79,4 +79,6 @@ def end_steps(
 
 
 def _find_named(host: Host, job: str, prefix: str) -> tuple[Step, ...]:
-    return tuple(step for step in find_steps(host, job) if step.name.startswith(prefix))
+    # A phase may be named like the beginning of another one that trains at the same time.
+    number = re.compile(re.escape(prefix) + r"\d+")
+    return tuple(step for step in find_steps(host, job) if number.fullmatch(step.name))

@@ -233,7 +233,7 @@ def train(run: Run, training: Training) -> None:
     if launch.attempt > 1:  # a host that was unreachable when the last one ended may still run ranks
         end_everywhere(_with_hosts(run, tuple(dict.fromkeys((*names, *state.hosts)))))
         if by_slurm:
-            end_given_up(state.job, run.id, run.notify)
+            end_given_up(state.job, f"{run.id}/{training.phase}", run.notify)
     write_hostfile(run.path(run.folder), launch.hosts)
     log = run.path(launch.log)
     make_room(log, run.notify)

@@ -238,15 +238,15 @@ def wait_for_slurm(
 
 def end_given_up(
     job: str,
-    run: str,
+    phase: str,
     say: Callable[[str], None],
     end: Callable[[str, str], tuple[Sequence[Step], Sequence[Step]]] = lambda job, prefix: end_steps(
         LocalHost(), job, prefix
     ),
 ) -> None:
-    """End the steps of a run's launches that were given up, and report them."""
+    """End the steps of launches that were given up, and report them; `phase` is as in `RUN/init`."""
     try:
-        ended, left = end(job, f"{run}/")
+        ended, left = end(job, f"{phase}-")
     except NoCommand:
         return
     except ClusterError as error:  # the next launch shares the nodes in any case

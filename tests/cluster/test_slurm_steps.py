@@ -17,6 +17,7 @@ LISTED = f"""\
 8.1|node[1-2]|{RUN}/cyc1-1
 8.2|node3|fedcba9876543210/init-1
 8.3|node1|top|b
+8.4|node3|{RUN}/cyc1-b-1
 8.batch|node1|batch
 8.extern|node[1-3]|extern
 """
@@ -42,19 +43,19 @@ class Controller:
     def pause(self, seconds: float) -> None:
         self.paused_s += seconds
 
-    def end(self, prefix: str = RUN) -> tuple[Sequence[Step], Sequence[Step]]:
-        return end_steps(self.host, "8", f"{prefix}/", self.pause, lambda: self.paused_s)
+    def end(self, phase: str = "cyc1") -> tuple[Sequence[Step], Sequence[Step]]:
+        return end_steps(self.host, "8", f"{RUN}/{phase}-", self.pause, lambda: self.paused_s)
 
 
 def test_the_steps_of_users_are_listed_and_slurm_s_own_are_not() -> None:
     assert parse_steps(LISTED)[0] == OURS
-    assert [step.id for step in parse_steps(LISTED)] == ["8.1", "8.2", "8.3"]
+    assert [step.id for step in parse_steps(LISTED)] == ["8.1", "8.2", "8.3", "8.4"]
     assert parse_steps(LISTED)[2].name == "top|b"
     assert parse_steps("") == ()
     assert str(OURS) == f"step 8.1 ({RUN}/cyc1-1) on node1, node2"
 
 
-def test_only_the_steps_of_the_run_are_cancelled_and_waited_for() -> None:
+def test_only_the_steps_of_the_phase_are_cancelled_and_waited_for() -> None:
     controller = Controller(after=2)
     assert controller.end() == ((OURS,), ())
     assert controller.cancelled == [("scancel", "8.1")]
@@ -67,9 +68,9 @@ def test_a_step_on_a_lost_node_is_not_waited_for_without_end() -> None:
     assert controller.paused_s == pytest.approx(END_S)
 
 
-def test_without_a_step_of_the_run_nothing_is_cancelled() -> None:
+def test_without_a_step_of_the_phase_nothing_is_cancelled() -> None:
     controller = Controller()
-    assert controller.end("00000000000000ff") == ((), ())
+    assert controller.end("init") == ((), ())
     assert controller.cancelled == []  # scancel without ids would cancel all jobs
 
 

@@ -315,8 +315,8 @@ def test_the_step_of_a_launch_that_was_given_up_is_ended_and_reported(
         asked.append((job, prefix))
         return (OLD,), left
 
-    end_given_up("12", "0123456789abcdef", messages.append, end)
-    assert asked == [("12", "0123456789abcdef/")]
+    end_given_up("12", "0123456789abcdef/cyc1", messages.append, end)
+    assert asked == [("12", "0123456789abcdef/cyc1-")]
     assert messages == [message]
 
 
@@ -325,7 +325,7 @@ def test_a_slurm_that_cannot_end_a_step_stops_no_launch() -> None:
         raise SchedulerAway("c1", "does not respond")
 
     messages: list[str] = []
-    end_given_up("12", "0123456789abcdef", messages.append, away)
+    end_given_up("12", "0123456789abcdef/cyc1", messages.append, away)
     assert messages == ["the step of the launch before may still be there: c1: does not respond"]
 
 
