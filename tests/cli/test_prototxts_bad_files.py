@@ -19,7 +19,7 @@ from caffe_recipes.errors import InputError
 Call = Callable[..., subprocess.CompletedProcess[str]]
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 COMMANDS = (("fmt",), ("fmt", "--check"), ("upgrade",), ("upgrade", "-w"))
-PATIENCE_S = 60
+PATIENCE_S = 240  # a busy machine takes over a minute for a file of 15 MB
 
 SOLVER = 'net: "n"\nbase_lr: 0.1\n'
 BAD = {
