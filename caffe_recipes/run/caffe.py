@@ -265,16 +265,20 @@ class Caffe(Trainer):
         copies, links = dict[str, str](), dict[str, Path]()
 
         def copy(path: str) -> str:
-            text = _PATHS.sub(lambda found: f'{found[1]}"{replace_path(found[2])}"', files.get(path, ""))
+            text = _PATHS.sub(replace, files.get(path, ""))
             if text == files.get(path, ""):
                 return path
             copies[f"{folder}/{path.lstrip('/')}"] = text
             return f"{folder}/{path.lstrip('/')}"
 
-        def replace_path(path: str) -> str:
+        def replace(found: re.Match[str]) -> str:
+            # A source is never read as a prototxt, even if it has the path of one.
+            return f'{found[1]}"{link(found[2]) if "source" in found[1] else copy(found[2])}"'
+
+        def link(path: str) -> str:
             data = _find_foreign(root / path)
             if data is None:
-                return copy(path)
+                return path
             own = f"{folder}/{hashlib.sha256(os.fsencode(data)).hexdigest()[:16]}"
             links[f"{own}/{DATA}"] = data
             return own

@@ -107,3 +107,9 @@ def test_caffe_torch_is_refused_data_layers_that_it_does_not_read(
     recipe = parse_recipe(yaml.safe_dump(raw), str(written), tmp_path)
     errors = [str(error) for error in Caffe(recipe).mistakes({"init"}, tmp_path, None)]
     assert any("layer 'h' reads HDF5Data, which caffe-torch does not" in error for error in errors) != is_read
+
+
+def test_a_source_with_the_path_of_the_net_itself_is_left_alone(written: Path, tmp_path: Path) -> None:
+    trainer, files = load(written), {"net.prototxt": 'layer {\n  source: "net.prototxt"\n}\n'}
+    read = trainer.avoid_locks(("test", "--model=net.prototxt"), files, tmp_path, "runs/x/data")
+    assert (read.arguments, read.files) == (("test", "--model=net.prototxt"), {})
