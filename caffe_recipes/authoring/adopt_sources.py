@@ -87,14 +87,9 @@ def find_dialect(
             if field.name not in ("net", "train_net", "test_net"):
                 continue
             place = find_net(solver, f"{field.name}[0]" if field.is_repeated else field.name, caffe_root, "")
-            if (
-                not value
-                or place.file is None
-                or not is_quotable(place.file, Path(solver.path).parent, caffe_root)
-            ):
-                continue
-            with suppress(PrototxtError):  # which is raised where the net is read
-                documents.append(load_lenient(place.file))
+            if value and place.file and is_quotable(place.file, Path(solver.path).parent, caffe_root):
+                with suppress(PrototxtError):  # which is raised where the net is read
+                    documents.append(load_lenient(place.file))
     found = recognize_dialect(documents)
     return (found[0], [found[1]]) if found else (OURS, [])
 

@@ -553,6 +553,8 @@ class Recipe(Loaded):
         train = raw.get("train") if isinstance(raw, dict) and not is_frozen else None
         if isinstance(train, dict) and train.get("lmdb") == AS_IN_NET:
             raise ValueError(f"write `data: {AS_IN_NET}` instead of keys, or another path of the LMDB")
+        if isinstance(raw, str) and raw != AS_IN_NET:
+            raise ValueError(f"must be a mapping of keys, or {AS_IN_NET}, not '{raw[:100]}'")
         if raw != AS_IN_NET:
             return raw
         if info.data.get("images") is None:

@@ -311,6 +311,7 @@ def test_with_data_as_in_the_net_the_epochs_follow_from_the_images() -> None:
     ("old", "new", "error"),
     [
         ("images: 50\n", "", "mine.yaml:9: data: as-in-net needs `images: N`"),
+        ("as-in-net", "as_in_net", "mine.yaml:10: data: must be a mapping of keys, or as-in-net, not"),
         ("images: 50", "images: 0", "mine.yaml:8: images: must be 1 or more, not 0"),
         ("test_images: 25\n", "", "evaluation: the number of its images is unknown; write `test_images: N`"),
         ("images: 50", "images: 19", "the global batch is 20 images, but there are only 19"),
