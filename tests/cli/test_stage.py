@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
 from tests.cli.command_line import call_main
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.lmdbs import make_data
@@ -36,13 +37,15 @@ class Place:
         (folder / "source" / "data.mdb").write_bytes(CONTENT)
 
     def call(self, *words: str, as_user: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        source = ("--lmdb-source", self.folder / "source")
+        environment = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(self.folder / "node/cache")}
+        if not as_user:
+            return call_main("stage", "recipe.yaml", *source, *words, cwd=self.folder, env=environment)
         code = "from caffe_recipes.cli.main import main; main()"
-        source = ["--lmdb-source", str(self.folder / "source")]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
         return subprocess.run(
             [*as_user, sys.executable, "-c", code, "stage", "recipe.yaml", *source, *words],
             cwd=self.folder,
-            env={**environment, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(self.folder / "node/cache")},
+            env=os.environ | environment,
             capture_output=True,
             text=True,
             check=False,
@@ -50,7 +53,9 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    for name in SLURM_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     # pytest's own folders are closed to other users
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)

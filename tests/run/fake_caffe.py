@@ -223,10 +223,23 @@ class Rank:
         return 0
 
 
+# Answers preflight's trial without Python, whose start takes most of the time of a short run.
+_PROGRAM = """\
+#!/bin/sh
+case "$*" in
+"train --solver=solver_"[0-9]*)
+    echo 'I0101 00:00:00.000000     1 solver.cpp:443] Optimization Done.' >&2
+    exit
+    ;;
+esac
+exec "{python}" "{path}" "$@"
+"""
+
+
 def place_program(root: Path) -> None:
     """Put the program into a Caffe root."""
     program = root / "caffe"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "$@"\n')
+    program.write_text(_PROGRAM.format(python=sys.executable, path=__file__))
     program.chmod(0o755)
 
 

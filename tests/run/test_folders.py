@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from caffe_recipes.recipe.source import load_any_recipe, load_recipe, parse_reci
 from caffe_recipes.recipe.translate import translate
 from caffe_recipes.run.folders import create_run, freeze_recipe, thaw_recipe
 from caffe_recipes.run.monitor.files import LocalFiles, load_frozen
+from tests.cli.command_line import call_main
 from tests.run.conftest import RECIPE
 from tests.run.recorded_run import WHOLE, launched, started, write_run
 from tests.shipped import OF_CAFFE
@@ -184,11 +184,6 @@ def test_a_frozen_recipe_is_checked_as_any_other() -> None:
         thaw_recipe({**frozen, "net": {**frozen["net"], "builder": None}})
 
 
-def call(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", *words]
-    return subprocess.run(argv, cwd=root, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("kind", ["a builder's", "a prototxt", "a function's"])
 def test_every_command_reads_a_run_of_each_kind_of_net(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -201,17 +196,18 @@ def test_every_command_reads_a_run_of_each_kind_of_net(
     frozen = load_frozen(LocalFiles(), str(folder))
     assert isinstance(frozen, Recipe)
     assert frozen.net.name == "Mine"
-    done = call(tmp_path, "status", "small-1")
+    call_in = partial(call_main, cwd=tmp_path)
+    done = call_in("status", "small-1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "state    finished" in done.stdout
-    done = call(tmp_path, "attach", "small-1", "--once")
+    done = call_in("attach", "small-1", "--once")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("runs/small-1: ")
-    done = call(tmp_path, "logs", "small-2")
+    done = call_in("logs", "small-2")
     assert (done.returncode, done.stdout) == (0, "[0] another\n")
-    done = call(tmp_path, "cancel", "small-1")
+    done = call_in("cancel", "small-1")
     assert (done.returncode, done.stderr) == (2, "Error: small-1: nothing to cancel: it is finished\n")
-    done = call(tmp_path, "ensemble", "small-1", "--members", "init,cyc1")
+    done = call_in("ensemble", "small-1", "--members", "init,cyc1")
     assert (done.returncode, done.stdout) == (2, "")
     assert "prototxt/small/train_val.prototxt: cannot be read" in done.stderr
 

@@ -168,7 +168,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "test label outside the classes": (labelled("data/test_lmdb", 16, -1), "data/test_lmdb: .*label -1"),
     "prototxt that differs": (
         text("prototxt/small/solver_init.prototxt", "base_lr: 1\n"),
-        "solver_init.prototxt: differs from what the recipe generates; `caffe-recipes generate --check --out ",
+        "solver_init.prototxt: differs from what the recipe generates; `caffe-recipes generate --check --out",
     ),
     "a file where runs are kept": (
         text("runs", "the user's own"),

@@ -208,12 +208,21 @@ _Learned = Mapping[str, tuple[Shape, ...] | None]
 
 def check_handovers(chain: Chain) -> Iterator[Finding]:
     """Find layers that cannot use the weights that their phase starts from."""
-    learned = cache(lambda index: _learned_of_link(chain.links[index]))
+    nets = {link.net.path: link.net for link in chain.links if link.net}
+    learned_in = cache(lambda path, state: _learned_blobs(nets[path], state))  # phases share their nets
+
+    def learned(link: Link) -> _Learned | None:
+        return (
+            learned_in(link.net.path, train_state(link.solver.message, link.net.message))
+            if link.net
+            else None
+        )
+
     for index, start in enumerate(plan_starts(chain)):
         if start is None:
             continue
         before, link = chain.links[start.index], chain.links[index]
-        theirs, ours = learned(start.index), learned(index)
+        theirs, ours = learned(before), learned(link)
         if theirs is not None and ours is not None and link.net and before.net:
             yield from _check_misfits(before, link, link.net, theirs, ours)
             yield from _check_missing(before, link, link.net, theirs, ours)
@@ -352,12 +361,6 @@ def _quote_refusal(name: str, ours: _Learned, theirs: _Learned) -> str:
         return f"Caffe aborts with `Incompatible number of blobs for layer {name}`"
     param = _first_misfit(own, given)
     return f"Caffe aborts with `Cannot copy param {param} weights from layer '{name}'; shape mismatch`"
-
-
-def _learned_of_link(link: Link) -> _Learned | None:
-    if link.net is None:
-        return None
-    return _learned_blobs(link.net, train_state(link.solver.message, link.net.message))
 
 
 @handover_rule(

@@ -130,12 +130,13 @@ def check_moving_averages(chain: Chain) -> Iterator[Finding]:
                 "fraction": show_number(fraction),
                 "names": show_layers(layers, "BatchNorm"),
             }
-            where = _norm_place(link.net, layers[0])
             if fraction < _LEAST_FRACTION:
+                where = _norm_place(link.net, layers[0])
                 yield finding("moving-average-fast", where, phase=link.name, window=window, **values)
             elif fraction > _FRACTION and 0 < passes <= _FEW_PASSES and window >= _MOST_SHARE * passes:
                 window = min(window, passes)
                 values |= {"window": window, "share": window / passes, "passes": passes}
+                where = _norm_place(link.net, layers[0])
                 yield finding("moving-average-slow", where, phase=link.name, **values)
 
 

@@ -11,6 +11,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -499,14 +500,14 @@ def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float
 
 def _snapshot_bytes(chain: Chain) -> Iterator[float]:
     """Yield the bytes of each phase's snapshots in /tmp; a solverstate is as large as the weights."""
+    weights: dict[str, int] = {}  # by the net's path, since phases share their nets
     for link in chain.links:
         if link.net is None or not link.solver.message.snapshot_prefix.startswith(_TMP):
             continue
-        try:
-            weights = weights_bytes(link.net.message, pb.TRAIN)
-        except PrototxtError:  # a net rule reports this
-            continue
-        yield 2 * len(planned_snapshots(link)) * (weights or 0)
+        if link.net.path not in weights:
+            with suppress(PrototxtError):  # a net rule reports this
+                weights[link.net.path] = weights_bytes(link.net.message, pb.TRAIN) or 0
+        yield 2 * len(planned_snapshots(link)) * weights.get(link.net.path, 0)
 
 
 # The images that `prepare: digits` builds. They are defined in data/digits.py, which this package must not

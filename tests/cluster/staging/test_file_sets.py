@@ -12,6 +12,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.remote import NodeRefusal
+from caffe_recipes.cluster.staging import file_sets
 from caffe_recipes.cluster.staging.file_sets import (
     FileSet,
     SetFile,
@@ -315,16 +316,19 @@ def test_the_plan_reports_the_total_bytes_and_the_possible_ways(place: Place) ->
     assert messages == [f"{FOLDER} is on 3 hosts, nothing to send"]
 
 
-def test_files_that_do_not_fit_in_one_command_are_requested_in_several(place: Place) -> None:
+def test_files_that_do_not_fit_in_one_command_are_requested_in_several(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_sets, "_FILES_PER_COMMAND", 4)
     source, many = place.files.source, []
-    for number in range(70):
+    for number in range(10):
         path = source / f"x-{number}"
         path.write_bytes(b"x")
         many.append(SetFile(path.name, stat_source(path), digest_of(path)))
     files = replace(place.files, wanted={"n0": many})
     assert stage(place.hosts[:1], files, place.env) == SENT[:1]
-    assert len(place.hosts[0].names()) == 70
-    assert place.clean()[0].outcome == "removed 70 bytes"
+    assert len(place.hosts[0].names()) == 10
+    assert place.clean()[0].outcome == "removed 10 bytes"
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "", "a\nb", "*"])

@@ -25,6 +25,7 @@ from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.files import FilePiece
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, ShownRun, attach
+from tests.cli.command_line import call_main
 from tests.run.recorded_run import EVALUATED, HERE, Event, finished, interrupted, launched, started
 from tests.stand_in_host import StandInHost, answer_call
 
@@ -404,10 +405,9 @@ def test_ctrl_c_ends_attach_but_not_the_run(place: Place) -> None:
 def test_a_run_that_cannot_be_watched_is_one_line_with_its_exit_code(place: Place) -> None:
     make_run(place, started(), launched())
     for words, code in ((["small", "--on", "a;b"], 2), (["small"], 3)):
-        done = call(place, *words)
-        _, stderr = done.communicate(timeout=600)
-        assert (done.returncode, stderr.count("\n")) == (code, 1)
-        assert stderr.startswith("Error: ")
+        done = call_main("attach", *words, cwd=place.root)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+        assert done.stderr.startswith("Error: ")
 
 
 def test_a_state_that_was_shown_does_not_change_and_only_branches_of_the_recipe_are_followed(
