@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The tests that `make test` and `make test-all` run.
 T ?= tests
-PARALLEL := -n 3 --dist worksteal
+PARALLEL := -n 4 --dist worksteal
 # Tests start thousands of Python processes; without bytecode each would compile the package again, in 0.3 s.
 EXPORTS := MPLBACKEND=Agg PYTHONDONTWRITEBYTECODE=
 RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digits-cyclic
@@ -44,7 +44,7 @@ fuzz: $(STAMP)
 ## test-cluster: run the tests on several hosts, which are network namespaces of this machine; needs root
 test-cluster: $(STAMP)
 	bash tests/cluster/install.sh
-	$(EXPORTS) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
+	$(EXPORTS) $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
 
 ## test-tensorflow: test the programs in tensorflow_programs/, in .venv-tf
 test-tensorflow: $(STAMP) install-tensorflow
