@@ -106,10 +106,10 @@ def apply_stats_batch_size(net: pb.NetParameter, layer: pb.LayerParameter) -> pb
 
 
 class LayerMisfit(PrototxtError):
-    """A layer does not fit the layers above it; `index` is its position in the phase, from 0."""
+    """A `layer` does not fit the layers above it; `index` is its position in the phase, from 0."""
 
     def __init__(self, where: str, layer: pb.LayerParameter, index: int, what: str, hint: str) -> None:
-        self.index = index
+        self.layer, self.index = layer, index
         super().__init__(where, f"layer '{layer.name}' ({layer.type}) {what}", hint)
 
 

@@ -6,7 +6,8 @@ a function in a module next to the recipe.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
@@ -19,9 +20,9 @@ from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.caffe.layers import data, source_batch
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions
-from caffe_recipes.caffe.prototxt import Document, parse_prototxt, render_prototxt
+from caffe_recipes.caffe.prototxt import LAYER, NO_COMMENTS, Document, parse_document, render_prototxt
 from caffe_recipes.caffe.rates import POLICIES, check_rates, key_iters, lr_at
-from caffe_recipes.caffe.shapes import infer_shapes, select_layers
+from caffe_recipes.caffe.shapes import LayerMisfit, infer_shapes, select_layers
 from caffe_recipes.caffe.text.comments import Comment
 from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.errors import RecipeError
@@ -193,77 +194,75 @@ def _aspect_ratio(ratio: RandomAspectRatio | None) -> dict[str, FieldValue] | No
     }
 
 
-def load_own_net(recipe: Recipe) -> pb.NetParameter:
-    """Return the net from `net.prototxt`, or from calling `net.function` with the recipe's Net.
+def load_own_net(recipe: Recipe) -> Document[pb.NetParameter]:
+    """Return the net from the recipe's prototxts, or from calling `net.function` with the recipe's Net.
 
     Raises PrototxtError for text that does not parse, and RecipeError for a function that cannot be found, is
     not allowed to run, fails, or returns neither a NetParameter nor its text.
     """
     if recipe.net.files:
-        return _load_nets(recipe).message
+        paths = [recipe.folder / file for file in recipe.net.files]
+        with ExitStack() as hidden:  # a recipe may name any file of this machine
+            for path in paths:
+                hidden.enter_context(hiding_foreign_text(path, recipe.folder))
+            return convert_nets([load_lenient(path) for path in paths], recipe.net.dialect or OURS)
     name = recipe.net.function or ""
     where = f"{recipe.name}: net.function {name}"
     made = call_beside(recipe.folder, name, recipe.net, where)
     if isinstance(made, str):
-        return parse_prototxt(made, pb.NetParameter, where)
+        return parse_document(made, where, pb.NetParameter)
     if isinstance(made, pb.NetParameter):
-        return made
+        return Document(where, "", made, NO_COMMENTS, {})
     kind = f"{type(made).__module__}.{type(made).__qualname__}"
     raise RecipeError(
         where, f"returned {kind}", "return a NetParameter of caffe_recipes.caffe.pb, or its text"
     )
 
 
-def _load_nets(recipe: Recipe) -> Document[pb.NetParameter]:
-    """Return the prototxts of a recipe's net as one document."""
-    paths = [recipe.folder / file for file in recipe.net.files]
-    with ExitStack() as hidden:  # a recipe may name any file of this machine
-        for path in paths:
-            hidden.enter_context(hiding_foreign_text(path, recipe.folder))
-        return convert_nets([load_lenient(path) for path in paths], recipe.net.dialect or OURS)
-
-
-def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
-    """Return the net with its Data layers replaced by the recipe's, which come first if it has none.
+def with_data(own: Document[pb.NetParameter], recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
+    """Return a recipe's own net with the recipe's Data layers instead of its own, or first if it has none.
 
     They keep the names and tops of the layers that they replace; all other layers stay unchanged. So does the
     whole net of a recipe with `data: as-in-net`.
     """
-    origin = recipe.net.prototxt or recipe.net.function
-    for _, what, hint in find_program_data(net):
-        raise RecipeError(f"{recipe.name}: {origin}", what, hint)
+    net = own.message
+    for index, what, hint in find_program_data(net):
+        raise RecipeError(own.where(f"layer[{index}]"), what, hint)
     if recipe.data.is_in_net:
-        _check_sources(net, recipe)
+        _check_sources(own, recipe)
         return net
-    for layer in net.layer:
+    for index, layer in enumerate(net.layer):
         if layer.type in OTHER_READERS:
-            what = f"layer '{layer.name}' of {origin} reads {layer.type}, which is not an LMDB"
-            raise RecipeError(recipe.name, what, "to keep it, write `data: as-in-net` and `images: N`")
-    own = [index for index, layer in enumerate(net.layer) if layer.type == "Data"]
-    first = own[0] if own else 0
+            what = f"layer '{layer.name}' reads {layer.type}, which is not an LMDB"
+            hint = "to keep it, write `data: as-in-net` and `images: N`"
+            raise RecipeError(own.where(f"layer[{index}]"), what, hint)
+    data_layers = [index for index, layer in enumerate(net.layer) if layer.type == "Data"]
+    first = data_layers[0] if data_layers else 0
     others = [layer for layer in net.layer if layer.type != "Data"]
     if not others and not net.layers:
-        raise RecipeError(recipe.name, f"{origin} has only Data layers", "give a complete net")
-    blobs = [_blobs_of([net.layer[index] for index in own], phase) for phase in (pb.TRAIN, pb.TEST)]
+        raise RecipeError(own.path, "has only Data layers", "give a complete net")
+    blobs = [_blobs_of([net.layer[index] for index in data_layers], phase) for phase in (pb.TRAIN, pb.TEST)]
     result = deepcopy(net)
     del result.layer[:]
     result.layer.extend([*others[:first], *build_data_layers(recipe, variant, *blobs), *others[first:]])
     return result
 
 
-def _check_sources(net: pb.NetParameter, recipe: Recipe) -> None:
+def _check_sources(own: Document[pb.NetParameter], recipe: Recipe) -> None:
     """Raise RecipeError if nothing fills an input of the net, or for another batch than the recipe's."""
-    stated = recipe.cluster.batch_per_rank
-    sources = [layer for layer in select_layers(net, pb.TRAIN) if not layer.bottom]
-    empty = next((f"layer '{layer.name}' (Input)" for layer in sources if layer.type == "Input"), "")
-    if net.input or empty:
-        what = f"{empty or f'input: {string_text(net.input[0])}'} is filled by nothing in training"
-        raise RecipeError(recipe.name, what, "replace it by a data layer")
-    for layer in sources:
+    net, stated = own.message, recipe.cluster.batch_per_rank
+    for name in net.input:
+        what = f"input: {string_text(name)} is filled by nothing in training"
+        raise RecipeError(own.where("input[0]"), what, "replace it by a data layer")
+    for layer in select_layers(net, pb.TRAIN):
         images = source_batch(layer)
-        if images not in (0, stated):
-            what = f"layer '{layer.name}' reads batches of {images}, but cluster.batch_per_rank is {stated}"
-            raise RecipeError(recipe.name, what, "make them equal")
+        if layer.bottom or (layer.type != "Input" and images in (0, stated)):
+            continue
+        reads = f"reads batches of {images}, but cluster.batch_per_rank is {stated}", "make them equal"
+        empty = "(Input) is filled by nothing in training", "replace it by a data layer"
+        what, hint = empty if layer.type == "Input" else reads
+        where = own.where(f"layer[{_index_of(layer, net)}]")
+        raise RecipeError(where, f"layer '{layer.name}' {what}", hint)
 
 
 def _blobs_of(layers: Sequence[pb.LayerParameter], phase: int) -> Blobs:
@@ -272,7 +271,7 @@ def _blobs_of(layers: Sequence[pb.LayerParameter], phase: int) -> Blobs:
     return next(((one.name, tuple(one.top)) for one in (*of_phase, *layers)), _USUAL)
 
 
-def build_net(recipe: Recipe, name: str, own: pb.NetParameter | None = None) -> pb.NetParameter:
+def build_net(recipe: Recipe, name: str, own: Document[pb.NetParameter] | None = None) -> pb.NetParameter:
     """Return one of a recipe's `nets`, from any source, after checking that its layers fit together.
 
     `own` takes the place of the net that the recipe would read from its folder.
@@ -285,11 +284,50 @@ def build_net(recipe: Recipe, name: str, own: pb.NetParameter | None = None) -> 
     variant = recipe.nets[name]
     if recipe.net.builder:  # the layers of a builder always fit together
         return _build(recipe, variant)
-    net = with_data(own or load_own_net(recipe), recipe, variant)
-    for phase in (pb.TRAIN, pb.TEST) if variant.test else (pb.TRAIN,):
-        infer_shapes(net, phase, path=f"{recipe.name}: net '{name}'")
-    _check_classes(recipe, net)
+    own = own or load_own_net(recipe)
+    net = with_data(own, recipe, variant)
+    try:
+        for phase in (pb.TRAIN, pb.TEST) if variant.test else (pb.TRAIN,):
+            infer_shapes(net, phase, path=f"{recipe.name}: net '{name}'")
+    except LayerMisfit as error:
+        where = trace_own_net(recipe, net, own)(f"layer[{_index_of(error.layer, net)}]")
+        raise error.reworded(where=where or error.where) from None
+    _check_classes(recipe, net, own)
     return net
+
+
+def trace_own_net(
+    recipe: Recipe, net: pb.NetParameter, own: Document[pb.NetParameter]
+) -> Callable[[str], str]:
+    """Return a function that maps a field of one of the recipe's nets to its place in `own`, its source.
+
+    The place of a data layer that comes from the recipe is "".
+    """
+    origins = dict(_number_layers(recipe, own.message))
+    fields = {index: f"layer[{origins[key]}]" for key, index in _number_layers(recipe, net) if key in origins}
+
+    def place(field: str) -> str:
+        match = LAYER.match(field)
+        if match is None:
+            return own.where(field)
+        layer = fields.get(int(match[1]))
+        return own.where(f"{layer}{field[match.end() :]}") if layer else ""
+
+    return place
+
+
+def _index_of(layer: pb.LayerParameter, net: pb.NetParameter) -> int:
+    """Return the index of one of the layers of a net, among which others may be equal to it."""
+    return next(index for index, one in enumerate(net.layer) if one is layer)
+
+
+def _number_layers(recipe: Recipe, net: pb.NetParameter) -> Iterator[tuple[tuple[str, int], int]]:
+    """Yield each layer that a net keeps: its name, how often that occurred before, and its index."""
+    counts: Counter[str] = Counter()
+    for index, layer in enumerate(net.layer):
+        if recipe.data.is_in_net or layer.type != "Data":
+            yield (layer.name, counts[layer.name]), index
+            counts[layer.name] += 1
 
 
 def render_net(recipe: Recipe, name: str) -> str:
@@ -306,8 +344,8 @@ def render_net(recipe: Recipe, name: str) -> str:
 
 def build_for(recipe: Recipe, name: str, dialect: str) -> pb.NetParameter:
     """Return one of a recipe's nets for a dialect: with its own fields, if the prototxts are of that one."""
-    own = _load_nets(recipe) if recipe.net.files else None
-    net = build_net(recipe, name, own.message if own else None)
+    own = load_own_net(recipe) if recipe.net.files else None
+    net = build_net(recipe, name, own)
     return with_own_fields(net, own) if own and dialect == recipe.net.dialect != OURS else net
 
 
@@ -337,12 +375,14 @@ def _build(recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
     return BUILDERS[given.builder or ""](given.name, build_data_layers(recipe, variant), options)
 
 
-def _check_classes(recipe: Recipe, net: pb.NetParameter) -> None:
-    scores = [layer for layer in net.layer if layer.type == "InnerProduct"]
-    if scores and scores[-1].inner_product_param.num_output != recipe.net.classes:
-        outputs = scores[-1].inner_product_param.num_output
-        what = f"layer '{scores[-1].name}' has num_output {outputs}, but net.classes is {recipe.net.classes}"
-        raise RecipeError(recipe.name, what, "make them equal")
+def _check_classes(recipe: Recipe, net: pb.NetParameter, own: Document[pb.NetParameter]) -> None:
+    scores = [index for index, layer in enumerate(net.layer) if layer.type == "InnerProduct"]
+    last = net.layer[scores[-1]] if scores else None
+    if last and last.inner_product_param.num_output != recipe.net.classes:
+        where = trace_own_net(recipe, net, own)(f"layer[{scores[-1]}].inner_product_param.num_output")
+        outputs = last.inner_product_param.num_output
+        what = f"layer '{last.name}' has num_output {outputs}, but net.classes is {recipe.net.classes}"
+        raise RecipeError(where, what, "make them equal")
 
 
 def _data_comments(recipe: Recipe, layer: pb.LayerParameter, at: str) -> dict[str, Comment]:

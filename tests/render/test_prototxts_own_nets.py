@@ -210,8 +210,9 @@ def test_a_net_that_reads_images_from_elsewhere_is_refused_in_one_line(
     own = DATA.replace('"Data"', f'"{kind}"')
     with pytest.raises(RecipeError) as caught:
         build_net(with_prototxt(make_recipe, tmp_path, own + REST), "train_val")
-    what = f"layer 'mnist' of mine.prototxt reads {kind}, which is not an LMDB"
-    assert str(caught.value) == f"digits-local: {what}; to keep it, write `data: as-in-net` and `images: N`"
+    what = f"layer 'mnist' reads {kind}, which is not an LMDB"
+    hint = "to keep it, write `data: as-in-net` and `images: N`"
+    assert str(caught.value) == f"{tmp_path}/mine.prototxt:2:1: {what}; {hint}"
 
 
 def test_a_net_that_a_program_feeds_is_refused_in_one_line(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -219,11 +220,11 @@ def test_a_net_that_a_program_feeds_is_refused_in_one_line(make_recipe: MakeReci
     with pytest.raises(RecipeError) as caught:
         build_net(with_prototxt(make_recipe, tmp_path, own + REST), "train_val")
     what = "layer 'mnist' is fed by a program (MemoryData), which no recipe starts"
-    assert str(caught.value).startswith(f"digits-local: mine.prototxt: {what}; read the data from")
+    assert str(caught.value).startswith(f"{tmp_path}/mine.prototxt:2:1: {what}; read the data from")
 
 
 def test_a_net_of_data_layers_alone_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"mine\.prototxt has only Data layers; give a complete net"):
+    with pytest.raises(RecipeError, match=r"mine\.prototxt: has only Data layers; give a complete net"):
         build_net(with_prototxt(make_recipe, tmp_path, DATA), "train_val")
 
 
@@ -244,14 +245,17 @@ def test_layers_of_the_old_format_are_upgraded_as_caffe_does(make_recipe: MakeRe
 def test_a_bottom_that_nothing_makes_is_named(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = with_prototxt(make_recipe, tmp_path, REST.replace('bottom: "label"', 'bottom: "labels"'))
     with pytest.raises(
-        PrototxtError, match=r"reads blob 'labels', which no layer above it produces; .* 'label'"
+        PrototxtError,
+        match=r"mine\.prototxt:7:1: .* reads blob 'labels', which no layer above it produces; .* 'label'",
     ):
         build_net(recipe, "train_val")
 
 
 def test_other_outputs_than_classes_are_refused_naming_both(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = with_prototxt(make_recipe, tmp_path, REST.replace("num_output: 10", "num_output: 12"))
-    with pytest.raises(RecipeError, match=r"layer 'ip' has num_output 12, but net\.classes is 10"):
+    with pytest.raises(
+        RecipeError, match=r"mine\.prototxt:6:85: layer 'ip' has num_output 12, but net\.classes is 10"
+    ):
         build_net(recipe, "train_val")
 
 
@@ -283,14 +287,14 @@ DUMMY = 'layer { name: "d" type: "DummyData" top: "data" dummy_data_param { shap
     [
         (
             'layer { name: "i" type: "ImageData" top: "data" image_data_param { batch_size: 16 } }',
-            "layer 'i' reads batches of 16, but cluster.batch_per_rank is 32; make them equal",
+            r"mine\.prototxt:1:1: layer 'i' reads batches of 16, but cluster.batch_per_rank is 32; make",
         ),
         (DUMMY, "layer 'd' reads batches of 8, but cluster.batch_per_rank is 32; make them equal"),
         (
             'layer { name: "e" type: "Input" top: "data" input_param { shape { dim: 32 } } }',
             r"layer 'e' \(Input\) is filled by nothing in training; replace it by a data layer",
         ),
-        ('input: "data"', 'input: "data" is filled by nothing in training'),
+        ('input: "data"', r'mine\.prototxt:1:1: input: "data" is filled by nothing in training'),
     ],
 )
 def test_a_net_whose_own_data_do_not_fit_is_refused(

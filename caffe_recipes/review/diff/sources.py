@@ -442,7 +442,7 @@ class RecipeSide:
 
     label: str
     recipe: Recipe
-    own: pb.NetParameter | None = None
+    own: Document[pb.NetParameter] | None = None
     unbuilt: str = ""
 
 
@@ -699,9 +699,8 @@ def _open_recipe(spec: Spec) -> RecipeSide:
             spec.text, recipe, unbuilt=f"{code}; check out that revision and compare the folders"
         )
     nets = [_read_net(spec, file) for file in recipe.net.files]
-    return RecipeSide(
-        spec.text, recipe, convert_nets(nets, recipe.net.dialect or OURS).message if nets else None
-    )
+    own = convert_nets(nets, recipe.net.dialect or OURS) if nets else None
+    return RecipeSide(spec.text, recipe, own)
 
 
 def _read_net(spec: Spec, file: str) -> Document[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from caffe_recipes.recipe.model import Phase
 from caffe_recipes.recipe.source import load_recipe, locate_keys
 from caffe_recipes.recipe.translate import original_name, translate
 from caffe_recipes.render.dialect import find_parts
+from caffe_recipes.render.prototxts import load_own_net, trace_own_net
 from caffe_recipes.render.tree import generate, net_file, placed_paths, solver_file
 from caffe_recipes.review.lint.chain import Chain, ChainFacts, Link
 from caffe_recipes.review.lint.check import (
@@ -72,7 +73,7 @@ def lint_recipe(
         report(stale)
     found = sort_findings(check_recipe(recipe, texts, locate, dialect), paths)
     accepted = accept_findings(found, recipe, lambda index: locate(("accept", index)))
-    return [replace(one, where=place_in_recipe(one.where, recipe, common, texts, locate)) for one in accepted]
+    return _place_all(accepted, recipe, common, texts, locate)
 
 
 def find_errors(
@@ -94,14 +95,15 @@ def find_errors(
         return f"{recipe.name}: {write_key(key)}"
 
     checked = check_recipe(recipe, texts, locate, recipe.dialect, root, lmdb_source)
-    return [
-        replace(one, where=place_in_recipe(one.where, recipe, recipe.solver.model_fields_set, texts, locate))
+    errors = [
+        one
         for one in sort_findings(checked, paths)
         if one.severity == "error"
         and (not one.phase or one.phase in phases)
         and split_place(one.where)[0] not in unused
         and not any(accepts(each, one) for each in recipe.accept)
     ]
+    return _place_all(errors, recipe, recipe.solver.model_fields_set, texts, locate)
 
 
 def check_recipe(
@@ -170,6 +172,34 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
     )
     tested = (documents[net_file(recipe, evaluation.net)],) if evaluation else ()
     return Chain(tuple(links), facts, tested=tested)
+
+
+def _place_all(
+    found: Sequence[Finding],
+    recipe: Recipe,
+    common: Collection[str],
+    texts: Mapping[str, str],
+    locate: _Locate,
+) -> list[Finding]:
+    """Place findings in the prototxts that the recipe reads its net from, or as `place_in_recipe` does."""
+    in_own = _places_in_own_net(recipe, texts) if found and recipe.net.files else {}
+    return [
+        one.located(lambda where: in_own.get(where, where))
+        if one.where in in_own
+        else replace(one, where=place_in_recipe(one.where, recipe, common, texts, locate))
+        for one in found
+    ]
+
+
+def _places_in_own_net(recipe: Recipe, texts: Mapping[str, str]) -> dict[str, str]:
+    """Return {place in a generated net: place in the prototxt that the recipe reads}."""
+    own = load_own_net(recipe)
+    places: dict[str, str] = {}
+    for path in (net_file(recipe, net) for net in recipe.nets):
+        made: Document[Any] = parse_lenient(texts[path], path)
+        trace = trace_own_net(recipe, made.message, own)
+        places |= {made.where(field): place for field in ("", *made.offsets) if (place := trace(field))}
+    return places
 
 
 def place_in_recipe(

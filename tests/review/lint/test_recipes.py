@@ -285,3 +285,30 @@ def test_the_errors_in_some_phases_are_found_but_for_accepted_ones(tmp_path: Pat
     assert errors(NO_LOSS) == [], "nothing is left to train"
     accepted = f"{NO_LOSS}accept: [{{finding: no-loss, reason: none}}, {{finding: tpyo, reason: none}}]\n"
     assert errors(accepted, "a", "b") == []
+
+
+def test_a_finding_in_a_net_of_the_recipe_s_own_is_placed_in_its_prototxt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.prototxt").write_text(
+        'layer { name: "d" type: "Data" top: "x" top: "y" }\n'
+        'layer {\n  name: "dr"\n  type: "Dropout"\n  bottom: "x"\n  top: "z"\n'
+        "  dropout_param { dropout_ratio: 1.5 }\n}\n"
+        'layer { name: "dr" type: "Dropout" bottom: "z" top: "w" dropout_param { dropout_ratio: 1.5 } }\n'
+        'layer { name: "ip" type: "InnerProduct" bottom: "w" top: "v" inner_product_param {num_output: 4} }\n'
+        'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "v" bottom: "y" }\n'
+    )
+    Path("mine.yaml").write_text(NO_LOSS.replace(", other: {}", ""))
+
+    def places() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for one in lint(["mine.yaml"], LintOptions()):
+            found.setdefault(one.id, []).append(one.where)
+        return found
+
+    expected = ["net.prototxt:7:19", "net.prototxt:9:73"]
+    assert places()["dropout-ratio"] == expected
+    assert set(places()["train-unshuffled"]) == {"mine.yaml:6"}, "the recipe's own data layer"
+    write_files(generate(load_recipe("mine.yaml")), tmp_path)
+    assert places()["dropout-ratio"] == expected, "also where the generated files are on disk"
