@@ -32,7 +32,13 @@ from caffe_recipes.review.lint import data_rules, layer_rules, weight_rules, wir
 from caffe_recipes.review.lint.chain import batch_per_rank, stop_phases
 from caffe_recipes.review.lint.chain_rules import check_changes, check_handovers, check_joins, check_steps
 from caffe_recipes.review.lint.large_batch_rules import check_moving_averages, check_warmups
-from caffe_recipes.review.lint.net_view import NetView, select_phases, upgrade_old
+from caffe_recipes.review.lint.net_view import (
+    DocumentWithData,
+    NetView,
+    add_data,
+    select_phases,
+    upgrade_old,
+)
 from caffe_recipes.review.lint.recipe_rules import check_epochs, check_norms, check_tests
 from caffe_recipes.review.lint.rules import (
     RULES,
@@ -129,6 +135,9 @@ def check_net(
     old: list[Finding] = []
     if document.message.layers:
         document, old = upgrade_old(document)
+    if document.message.layer and not select_phases(document.message):
+        document, without_data = add_data(document)
+        old += without_data
     phases = [replace(phase, given=document.given) for phase in select_phases(document.message)]
     inferred = [wiring_rules.infer_phase(phase, datum_of) for phase in phases]
     view = NetView(
@@ -140,6 +149,8 @@ def check_net(
         labels_of,
     )
     found = [*old, *_check_layers(view, [misfits for _, misfits in inferred])]
+    if isinstance(document, DocumentWithData):
+        found = [one for one in found if not one.where.startswith(document.added)]
     once: dict[tuple[str, ...], Finding] = {}
     for one in found:
         of_place = one.id in _ONCE_PER_PLACE and one.where

@@ -27,6 +27,7 @@ from caffe_recipes.review.lint.net_view import (
     layer_field,
     layer_finding,
     normalize_path,
+    phase_rule,
     shapes_fit,
     show_layers,
     show_names,
@@ -48,7 +49,6 @@ refusal_rule = partial(rule, "the layers of a net: what Caffe checks when it set
 read_rule = partial(
     rule, "the fields of a net that are never read: blocks of other types, and fields without effect"
 )
-phase_rule = partial(rule, "the phases of a net: the layers in each, and what must be the same in both")
 
 # Rules that do not apply to a Caffe that is built for GPUs.
 _CPU_ONLY_REFUSALS = frozenset(("engine-unknown", "pooling-stochastic"))
@@ -478,14 +478,6 @@ def check_include_rules(view: NetView) -> Iterator[Finding]:
 
 
 @phase_rule(
-    "no-data",
-    "error",
-    "a net in which no layer produces data, in either phase",
-    what="no layer produces data: each has a bottom, and the net has no `input`",
-    effect="Caffe aborts: Unknown bottom blob",
-    write="add a data layer for each phase, or an Input layer",
-)
-@phase_rule(
     "no-train-data",
     "warning",
     "a net with layers for TRAIN, none of which produces its data",
@@ -497,9 +489,7 @@ def check_phases(view: NetView) -> Iterator[Finding]:
     """Check that each phase has data and a loss, and that TRAIN and TEST agree."""
     train, test = view.phase(pb.TRAIN), view.phase(pb.TEST)
     first = next((i for i, layer in enumerate(view.net.layer) if _is_train_only(layer)), None)
-    if not view.phases:
-        yield finding("no-data", "")
-    elif train is None and first is not None and not any(each.stages for each in view.phases):
+    if train is None and first is not None and not any(each.stages for each in view.phases):
         yield layer_finding("no-train-data", view, first, "include[0]")
     if train is not None:
         yield from _check_loss(train)

@@ -3,6 +3,8 @@
 The layer types that read each `*_param` block.
 
 Nets in the old format (`layers`): as Caffe upgrades them, with places in the old text.
+
+Nets without data, as a recipe completes them.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ import posixpath
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.image_headers import ImageShape, image_shape
 from caffe_recipes.caffe.layers import BATCH_BLOCKS
+from caffe_recipes.caffe.prototxt import LAYER, NO_COMMENTS, Document
 from caffe_recipes.caffe.refusals import UNWEIGHTED
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.upgrade import as_current_net
@@ -29,12 +32,12 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from caffe_recipes.caffe.dialects import Dialect
-    from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.caffe.shape_rules import Shape
     from caffe_recipes.caffe.shapes import LayerShapes
     from caffe_recipes.review.lint.rules import Finding
 
 old_net_rule = partial(rule, "a net in the old format")
+phase_rule = partial(rule, "the phases of a net: the layers in each, and what must be the same in both")
 
 DatumOf = Callable[[str], pb.Datum | None]
 # The smallest and the largest label of a source; None if unknown.
@@ -493,3 +496,37 @@ def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetPar
     except PrototxtError as error:
         refused = finding("upgrade-refused", error.where, error.what, write=error.hint)
         return dataclasses.replace(document, message=pb.NetParameter(input=["data"]), given=None), [refused]
+
+
+@dataclass(frozen=True)
+class DocumentWithData(Document[pb.NetParameter]):
+    """A net with a data layer above its own, whose places are those in the text without that layer."""
+
+    added: ClassVar[str] = "layer[0]."
+
+    def where(self, field: str = "") -> str:
+        """Return `file:line:column` of a field."""
+        match = LAYER.match(field)
+        return super().where(f"layer[{int(match[1]) - 1}]{field[match.end() :]}" if match else field)
+
+
+@phase_rule(
+    "no-data",
+    "error",
+    "a net in which no layer produces data, in either phase",
+    what="no layer produces data: each has a bottom, and the net has no `input`",
+    effect="Caffe aborts: Unknown bottom blob; lint checked the net as if a layer produced data and label",
+    write="add a data layer for each phase, or an Input layer; a recipe that names the net adds its own",
+)
+def add_data(document: Document[pb.NetParameter]) -> tuple[DocumentWithData, list[Finding]]:
+    """Return a net without data with a layer that produces `data` and `label`, as recipes add it."""
+
+    def complete(net: Any) -> Any:  # noqa: ANN401 - of our schema, or of that of all Caffes
+        completed = type(net)(layer=[{"name": "data", "type": "HDF5Data", "top": ["data", "label"]}])
+        completed.MergeFrom(net)
+        return completed
+
+    given = None if document.given is None else complete(document.given)
+    net = complete(document.message)
+    added = DocumentWithData(document.path, document.text, net, NO_COMMENTS, document.offsets, given=given)
+    return added, [finding("no-data", "")]

@@ -53,6 +53,19 @@ CASES: dict[str, tuple[str, str]] = {
 }
 
 
+def test_a_net_without_data_is_checked_with_the_data_layer_that_a_recipe_adds(check_text: CheckText) -> None:
+    found = check_text(FC + DROP.replace(' top: "drop"', ' top: "drop" dropout_param { dropout_ratio: 2 }'))
+    assert "a recipe that names the net adds its own" in found["no-data"].write
+    assert found["no-data"].where == "net.prototxt"
+    assert found["dropout-ratio"].where.startswith("net.prototxt:4:")
+    misspelt = check_text((FC + LOSS).replace('bottom: "fc"', 'bottom: "fcc"'))
+    assert misspelt["unknown-bottom"].where.startswith("net.prototxt:4:")
+    assert set(check_text(FC + LOSS)) == {"no-data"}
+    old = FC.replace("layer {", "layers {").replace('"InnerProduct"', "INNER_PRODUCT")
+    loss = LOSS.replace("layer {", "layers {").replace('"SoftmaxWithLoss"', "SOFTMAX_LOSS")
+    assert set(check_text(old + loss)) == {"no-data", "old-format"}
+
+
 def test_a_layer_that_learns_more_blobs_in_one_phase_is_found(check_text: CheckText) -> None:
     train = FC.replace("bottom", "include { phase: TRAIN } bottom", 1)
     test = FC.replace("bottom", "include { phase: TEST } bottom", 1)
