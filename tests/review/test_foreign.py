@@ -22,7 +22,7 @@ NO_GAMA = "SolverParameter has no field 'gama' in any known Caffe; did you mean 
             "intel",
             [
                 "a:1:25: PoolingParameter has no field 'round_mode' in Intel's Caffe; it belongs to bvlc; "
-                "here pooling always rounds its output size up"
+                "here pooling always rounds its output size up, as with round_mode: CEIL"
             ],
         ),
         (

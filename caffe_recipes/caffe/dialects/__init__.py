@@ -201,6 +201,11 @@ _TYPES: _Fields = {("SolverParameter", "solver_data_type"): _FLOAT} | {
     for what in ("type", "math")
 }
 
+# Source: pooling_layer.cpp of each, and Intel's mkldnn_pooling_layer.cpp.
+_ROUNDED_UP: _Fields = {
+    ("PoolingParameter", "round_mode"): "pooling always rounds its output size up, as with round_mode: CEIL"
+}
+
 # Counterparts in both Caffes that descend from Intel's.
 _INTELS: _Fields = {
     ("SolverParameter", "rampup_interval"): "the warm-up is warmup_iter, which is linear, not quadratic",
@@ -210,7 +215,7 @@ _INTELS: _Fields = {
     ("SolverParameter", "larc_eta"): "the per-layer rate uses local_gw_ratio",
     ("BatchNormParameter", "scale_filler"): "the filler of the scale is filler",
     ("BatchNormParameter", "scale_bias"): "use_weight_bias adds scale and shift to the layer",
-    ("PoolingParameter", "round_mode"): "pooling always rounds its output size up",
+    **_ROUNDED_UP,
     ("TransformationParameter", "img_rand_resize_lower"): "this is min_size of random_resize_param",
     ("TransformationParameter", "img_rand_resize_upper"): "this is max_size of random_resize_param",
     ("ImageDataParameter", "short_side"): "new_height and new_width give both sides",
@@ -256,6 +261,7 @@ COUNTERPARTS: Mapping[str, _Fields] = {
         ("ImageDataParameter", "short_side"): "new_height and new_width give both sides",
     },
     "nvcaffe": _RELU
+    | _ROUNDED_UP
     | {
         ("SolverParameter", "lr_iter"): _SAME_RATE,
         ("SolverParameter", "warmup_iter"): "the warm-up is rampup_interval, which is quadratic, not linear",

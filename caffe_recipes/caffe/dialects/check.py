@@ -31,6 +31,7 @@ from caffe_recipes.caffe.dialects import (
     solver_type_dialects,
 )
 from caffe_recipes.caffe.dialects.forks import TYPES, describe_fork
+from caffe_recipes.caffe.dialects.schema import rounds_down
 from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.caffe.text.writer import FIRST_FOREIGN
 from caffe_recipes.wording import did_you_mean, join_names, plural
@@ -175,6 +176,10 @@ TITLES: Mapping[str, str] = {
 }
 
 _FILE_REFUSED = "it aborts when it reads the file, with exit code 134"
+_KEPT_SIZE = (
+    "no field there rounds the size down: without it the output is larger by 1 on each axis whose stride "
+    "does not divide size + 2 pad - kernel_size"
+)
 _UNKNOWN_POLICY = "Unknown learning rate policy"
 _WARMUPS = ("warmup_iter", "rampup_interval")
 _GIVEN_AS_NUMBER = re.compile(r"(?:\w++\s*+:?\s*+\[?\s*+)?-?\s*+\d")
@@ -243,7 +248,8 @@ def _field_differences(
         if field.number >= FIRST_FOREIGN:
             continue  # no dialect has it, as `unknown-field` reports
         if not dialect.knows(owner, field.name):
-            yield _missing_name("dialect-field", first, owner, field.name, dialect)
+            missing = _missing_name("dialect-field", first, owner, field.name, dialect)
+            yield replace(missing, write=_KEPT_SIZE) if rounds_down(message) else missing
             continue
         if field.is_repeated and _takes_single_value(owner, field.name, dialect):
             yield from _check_single_value(first, owner, field.name, len(values), dialect, document)

@@ -169,6 +169,7 @@ def _check_layers(view: NetView, misfits_of: Sequence[Sequence[Finding]]) -> Ite
         yield from check(view)
     for phase, misfits in zip(view.phases, misfits_of, strict=True):
         yield from misfits
+        yield from layer_rules.check_rounding(view, phase)
         yield from data_rules.check_labels(view, phase)
         yield from data_rules.check_train_data(view, phase)
         yield from weight_rules.check_norms(view, phase)

@@ -10,13 +10,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS, layer_type_dialects, nearest_layer_type
+from caffe_recipes.caffe.dialects.check import TITLES
 from caffe_recipes.caffe.dialects.forks import DEPTHWISE, TYPES, describe_fork
+from caffe_recipes.caffe.dialects.schema import rounds_down
 from caffe_recipes.caffe.refusals import UNWEIGHTED, Refusal, find_filler_refusals, find_refusals
+from caffe_recipes.caffe.shape_rules import MisfitError, pooling
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.data_rules import mean_values_misfit
@@ -35,10 +39,11 @@ from caffe_recipes.review.lint.net_view import (
     show_transform,
     title,
 )
-from caffe_recipes.review.lint.rules import Fix, finding, rule
+from caffe_recipes.review.lint.rules import Explanation, Fix, finding, rule
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
+    from caffe_recipes.caffe.shape_rules import Shape, Shapes
     from caffe_recipes.review.lint.net_view import (
         NetView,
         PhaseNet,
@@ -445,6 +450,67 @@ def _depthwise_fixes(view: NetView, layer: int, group: int) -> Iterator[Fix]:
         yield Fix(place, "num_output", f"{param.num_output}\ngroup: {group}")
     elif param.group != group:
         yield Fix(layer_field(layer, "convolution_param.group"), "group", str(group))
+
+
+@read_rule(
+    "pooling-size-changes",
+    "warning",
+    "pooling that rounds its output size down, which this Caffe rounds up",
+    what="{layer} gives {down} where the size is rounded down, and {up} in {caffe}",
+    effect="the layers below get other values; an InnerProduct below no longer fits weights that were "
+    "trained elsewhere",
+    values=("down", "up"),
+    explanation=Explanation(
+        "Caffe rounds the size of a pooled output up; BVLC's round_mode: FLOOR and ceil_mode: false of forks "
+        "round it down. Where both give the same size, the field can be removed.",
+        "Write the pad or kernel_size that lint names, if there is one: it gives the same size with windows "
+        "at other places. No field gives the same windows.",
+    ),
+)
+def check_rounding(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
+    """Find pooling layers whose output is smaller in the Caffe that a net was written for."""
+    is_known = view.dialect.knows("PoolingParameter", "round_mode")
+    for i, layer in enumerate(phase.layers):
+        given = phase.given_layer(i).pooling_param
+        shapes = phase.shapes[i] if phase.shapes else None
+        bottom = [shape for shape in shapes.bottoms if shape is not None] if shapes else []
+        down = shapes.tops[0] if shapes and shapes.tops else None
+        if not (layer.type == "Pooling" and rounds_down(given) and down and bottom):
+            continue
+        if is_known and getattr(given, "round_mode", False):
+            continue
+        up = pooling(layer, bottom)[0][0]
+        if up != down:
+            near = _resize_pooling(layer, bottom, down)
+            write = f"{near} gives {show_shape(down)} too, from windows at other places" if near else ""
+            write = write or f"no pad or kernel_size gives {show_shape(down)}; let the layers below take it"
+            yield layer_finding(
+                "pooling-size-changes",
+                phase,
+                i,
+                "pooling_param",
+                write=write,
+                down=show_shape(down),
+                up=show_shape(up),
+                caffe=TITLES[view.dialect.name],
+            )
+
+
+def _resize_pooling(layer: pb.LayerParameter, bottoms: Shapes, wanted: Shape) -> str:
+    """Return the nearest field of a pooling layer with which its rounded-up output has the wanted shape."""
+    param = layer.pooling_param
+    if len(param.kernel_size) != 1:  # a size for each axis
+        return ""
+    pads = [("pad", value) for value in reversed(range(max(param.pad, default=0)))]
+    wider = range(1, max(param.stride, default=1))
+    for name, value in (*pads, *(("kernel_size", param.kernel_size[0] + more) for more in wider)):
+        changed = pb.LayerParameter()
+        changed.CopyFrom(layer)
+        getattr(changed.pooling_param, name)[:] = [value]
+        with suppress(MisfitError):  # a window that is larger than its input
+            if pooling(changed, bottoms)[0][0] == wanted:
+                return f"{name}: {value}"
+    return ""
 
 
 _COLORS = 3

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.caffe.dialects.check import TITLES
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.rules import Finding
@@ -192,3 +193,41 @@ def test_a_solver_of_bvlc_names_the_weights_that_it_starts_from(
 def test_layers_that_read_transform_param_are_known(tmp_path: Path, dialect: str, kind: str) -> None:
     layer = f'layer {{ name: "t" type: "{kind}" bottom: "data" top: "t" transform_param {{ scale: 2 }} }}\n'
     assert "block-unread" not in check(tmp_path, net_text("TRAIN") + layer, dialect)
+
+
+def pooled(tmp_path: Path, size: int, fields: str, dialect: str) -> tuple[str, str]:
+    """Give what lint says of a pooling layer's size, and its advice on a field that a dialect lacks."""
+    text = (
+        f'input: "data" input_shape {{ dim: 1 dim: 3 dim: {size} dim: {size} }}\n'
+        f'layer {{ name: "p" type: "Pooling" bottom: "data" top: "p" pooling_param {{ {fields} }} }}'
+    )
+    found = check(tmp_path, text, dialect)
+    size_finding = found.pop("pooling-size-changes", None)
+    advice = " ".join(one.write for one in found.values())
+    return f"{size_finding.what}; {size_finding.write}" if size_finding else "", advice
+
+
+@pytest.mark.parametrize("field", ["round_mode: FLOOR", "ceil_mode: false"])
+@pytest.mark.parametrize("dialect", ["intel", "nvcaffe"])
+def test_a_pooled_size_that_was_rounded_down_is_named_with_what_it_becomes(
+    tmp_path: Path, dialect: str, field: str
+) -> None:
+    for size, fields, down, up, write in (
+        (112, "kernel_size: 3 stride: 2 pad: 1", "1x3x56x56", "1x3x57x57", "pad: 0"),
+        (224, "kernel_size: 3 stride: 2", "1x3x111x111", "1x3x112x112", "kernel_size: 4"),
+    ):
+        found, advice = pooled(tmp_path, size, f"{fields} {field}", dialect)
+        what = (
+            f"layer 'p' (Pooling) gives {down} where the size is rounded down, and {up} in {TITLES[dialect]}"
+        )
+        assert found == f"{what}; {write} gives {down} too, from windows at other places"
+        assert advice and "remove it" not in advice
+    apart = f"kernel_h: 3 kernel_w: 3 stride: 2 {field}"
+    assert "no pad or kernel_size gives 1x3x111x111" in pooled(tmp_path, 224, apart, dialect)[0]
+    assert pooled(tmp_path, 225, f"kernel_size: 3 stride: 2 {field}", dialect)[0] == "", "the same size"
+
+
+def test_a_field_for_rounding_is_removed_where_it_has_the_default(tmp_path: Path) -> None:
+    assert pooled(tmp_path, 224, "kernel_size: 3 stride: 2 round_mode: FLOOR", "bvlc") == ("", "")
+    advice = pooled(tmp_path, 224, "kernel_size: 3 stride: 2 round_mode: CEIL", "nvcaffe")[1]
+    assert advice == "remove it; there pooling always rounds its output size up, as with round_mode: CEIL"
