@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import rounds_down
@@ -67,6 +69,21 @@ def pool_size(size: Dim, kernel: int, stride: int, pad: int, *, is_floor: bool =
     if count < 1:  # a window slightly larger than its padded input is clipped
         raise MisfitError(f"has kernel_size {kernel}, larger than its padded input")
     return count - 1 if (count - 1) * stride >= size + pad else count
+
+
+def describe_lack(param: Message, field: str) -> str:
+    """Return the words for a number that must be set and positive but is not.
+
+    >>> describe_lack(pb.TileParameter(tiles=0), "tiles"), describe_lack(pb.TileParameter(), "tiles")
+    ('has tiles 0', 'has no tiles')
+    """
+    return f"has {field} 0" if param.HasField(field) else f"has no {field}"
+
+
+def _require(param: Message, field: str) -> None:
+    """Raise MisfitError for a number that is not set, or 0."""
+    if not getattr(param, field):
+        raise MisfitError(describe_lack(param, field))
 
 
 def product(dims: Iterable[Dim]) -> Dim:
@@ -249,7 +266,7 @@ def tile(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     bottom, tiles = bottoms[0], layer.tile_param.tiles
     axis = canonical_axis(bottom, layer.tile_param.axis)
     if tiles < 1:
-        raise MisfitError("has no tiles" if not tiles else f"has tiles {tiles}")
+        raise MisfitError(f"has tiles {tiles}" if tiles else describe_lack(layer.tile_param, "tiles"))
     return [(*bottom[:axis], product([bottom[axis], tiles]), *bottom[axis + 1 :])], []
 
 
@@ -272,8 +289,8 @@ def filter_images(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 def embed(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Replace each index by one of `input_dim` vectors of length `num_output`."""
     param = layer.embed_param
-    if not param.num_output or not param.input_dim:
-        raise MisfitError("has no num_output" if not param.num_output else "has no input_dim")
+    _require(param, "num_output")
+    _require(param, "input_dim")
     learned: list[Shape] = [(param.input_dim, param.num_output), (param.num_output,)]
     return [(*bottoms[0], param.num_output)], learned[: 1 + param.bias_term]
 
@@ -312,8 +329,7 @@ def _recurrent(
 ) -> tuple[Dim, list[Dim], tuple[Dim, Dim, Dim]]:
     """Check the bottoms; return the sizes of the input and of any static input, and the shape of a state."""
     param, first = layer.recurrent_param, bottoms[0]
-    if not param.num_output:
-        raise MisfitError("has no num_output")
+    _require(param, "num_output")
     exposed = states if param.expose_hidden else 0
     if not 2 + exposed <= len(bottoms) <= 3 + exposed:
         raise MisfitError(f"takes {2 + exposed} to {3 + exposed} bottoms, not {len(bottoms)}")
@@ -382,8 +398,7 @@ def convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     kernel, stride, pad = _windows(param, len(size))
     dilation = dilations(param, len(size))
     outputs, channels, group = param.num_output, bottom[channel], param.group
-    if not outputs:
-        raise MisfitError("has no num_output")
+    _require(param, "num_output")
     if not group or outputs % group or (channels or 0) % group:
         raise MisfitError(f"has group {group}, which does not divide its channels or num_output {outputs}")
     if layer.type == "Deconvolution":
@@ -457,8 +472,9 @@ def spatial_pyramid(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     padding, half of it (rounded up) on each side. The output of a single level stays 1 x 1.
     """
     levels, bottom = layer.spp_param.pyramid_height, bottoms[0]
-    if not 1 <= levels <= 16:
-        raise MisfitError(f"has pyramid_height {levels}" if levels else "has no pyramid_height")
+    _require(layer.spp_param, "pyramid_height")
+    if levels > 16:
+        raise MisfitError(f"has pyramid_height {levels}")
     if len(bottom) != 4:
         raise MisfitError("needs a bottom with 4 axes")
     if levels == 1:
@@ -519,8 +535,7 @@ def _no_tops(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 def _inner_product(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     param, bottom = layer.inner_product_param, bottoms[0]
     axis, outputs = canonical_axis(bottom, param.axis), param.num_output
-    if not outputs:
-        raise MisfitError("has no num_output")
+    _require(param, "num_output")
     inputs = product(bottom[axis:])
     weights = (inputs, outputs) if param.transpose else (outputs, inputs)
     return [(*bottom[:axis], outputs)], [weights, (outputs,)][: 1 + param.bias_term]
@@ -739,7 +754,7 @@ Images = Callable[[str], Image | None]
 
 def _data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     image = images(layer.data_param.source) or (None, None, None)
-    return _batch_shapes(layer, layer.data_param.batch_size, image)
+    return _batch_shapes(layer, layer.data_param, image)
 
 
 def _annotated_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
@@ -751,17 +766,17 @@ def _annotated_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape 
 def _image_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     param = layer.image_data_param
     image = (3 if param.is_color else 1, param.new_height or None, param.new_width or None)
-    return _batch_shapes(layer, param.batch_size, image)
+    return _batch_shapes(layer, param, image)
 
 
 def _memory_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     param = layer.memory_data_param
-    return _batch_shapes(layer, param.batch_size, (param.channels, param.height, param.width))
+    return _batch_shapes(layer, param, (param.channels, param.height, param.width))
 
 
 def _video_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     image = images(layer.video_data_param.video_file) or (3, None, None)
-    return _batch_shapes(layer, layer.data_param.batch_size, image)
+    return _batch_shapes(layer, layer.data_param, image)
 
 
 def _window_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
@@ -769,24 +784,27 @@ def _window_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     param = layer.window_data_param
     side = layer.transform_param.crop_size or param.crop_size
     if not side:
-        raise MisfitError("has no crop_size")
-    return _batch_shapes(layer, param.batch_size, (3, side, side))
+        raise MisfitError(describe_lack(param, "crop_size"))
+    return _batch_shapes(layer, param, (3, side, side))
 
 
 def _hdf5_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
     """Return the shape of the first top if `images` knows it; those of other tops depend on the file."""
     param = layer.hdf5_data_param
-    if not param.batch_size:
-        raise MisfitError("has no batch_size")
+    _require(param, "batch_size")
     image = images(param.source)
     first = None if image is None else (param.batch_size, *image)
     return [first, *[None] * (len(layer.top) - 1)]
 
 
-def _batch_shapes(layer: pb.LayerParameter, batch_size: int, image: Image) -> Sequence[Shape]:
+def _batch_shapes(
+    layer: pb.LayerParameter,
+    param: Any,  # noqa: ANN401 - a block with batch_size
+    image: Image,
+) -> Sequence[Shape]:
     """Return the shapes of data and label; an unknown image has as many channels as mean_values."""
-    if not batch_size:
-        raise MisfitError("has no batch_size")
+    _require(param, "batch_size")
+    batch_size: int = param.batch_size
     transform = layer.transform_param
     channels, height, width = image
     if transform.force_color or transform.force_gray:

@@ -447,6 +447,7 @@ def test_other_sources_have_the_shapes_that_are_known_of_them(
     ("layer", "what"),
     [
         ("type: 'HDF5Data'", "has no batch_size"),
+        ("type: 'ImageData' image_data_param { batch_size: 0 }", "has batch_size 0"),
         ("type: 'WindowData' window_data_param { batch_size: 4 }", "has no crop_size"),
         ("type: 'Input' input_param { shape { dim: -1 } }", "has a negative dim"),
         ("type: 'Input' top: 'e' input_param { shape { dim: 1 } shape { dim: 2 } }", ""),

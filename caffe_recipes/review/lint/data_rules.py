@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shape_rules import describe_lack
 from caffe_recipes.review.lint.net_view import (
     READERS,
     SOURCE_BLOCKS,
@@ -92,8 +93,8 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
 @data_rule(
     "no-batch-size",
     "error",
-    "a data layer without batch_size",
-    what="{layer} has no batch_size",
+    "a data layer without batch_size, or with 0",
+    what="{layer} {lack}",
     effect="Caffe aborts: a positive batch size is required",
     write="{block} {{ batch_size: 32 }}: images per rank per iteration",
 )
@@ -109,7 +110,8 @@ def _check_required_fields(
     view: NetView, index: int, layer: pb.LayerParameter, block: str
 ) -> Iterator[Finding]:
     if lacks_batch_size(layer):
-        yield layer_finding("no-batch-size", view, index, f"{block}.batch_size", block=block)
+        lack = describe_lack(getattr(layer, block), "batch_size")
+        yield layer_finding("no-batch-size", view, index, f"{block}.batch_size", block=block, lack=lack)
     if layer.type not in _SOURCELESS and not getattr(getattr(layer, block), "source", "-"):
         yield layer_finding("no-source", view, index, f"{block}.source", block=block)
 

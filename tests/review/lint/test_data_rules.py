@@ -213,3 +213,9 @@ def test_the_header_of_an_encoded_record_gives_its_size_and_channels(check_text:
     assert "mean-values-misfit" not in check_text(means, **of(b"P6 8 8 255 "))
     colored = means.replace("mean_value: 1", "mean_value: 1 force_color: true", 1)
     assert "mean-values-misfit" not in check_text(colored, **of(b"P5 8 8 255 "))
+
+
+def test_a_batch_size_of_0_is_not_called_absent(check_text: CheckText) -> None:
+    found = check_text(PLAIN.replace("batch_size: 2", "batch_size: 0"))
+    assert list(found) == ["no-batch-size"]
+    assert found["no-batch-size"].what.endswith("(Data) has batch_size 0")
