@@ -48,7 +48,7 @@ hostfile = click.option(
     type=PATH,
     metavar="FILE",
     help="Hostfile: one host per line, or a range such as c[1-4] [default: ./hostfile, else the Slurm job's "
-    "hosts]",
+    "hosts, else this machine for a recipe of one node]",
 )
 
 

@@ -427,17 +427,21 @@ def _describe_strangers(hosts: Sequence[str], job: Sequence[str]) -> str:
     return f"lists hosts outside this Slurm job: {fold_hosts(strangers)[:200]}" if strangers else ""
 
 
-def choose_hosts(recipe: AnyRecipe, found: FoundHosts) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the hosts that get ranks, and the spares; if no hosts are named, a single node is this machine.
+def name_hosts(recipe: AnyRecipe, found: FoundHosts) -> tuple[str, ...]:
+    """Return the hosts that were found; if none are named, a single node is this machine.
 
-    Raises InputError if there are too few hosts.
+    Raises InputError if none are named for several nodes.
     """
-    nodes, ranks_per_node = recipe.cluster.nodes, recipe.cluster.ranks_per_node
-    if found.names is not None:
-        return take_hosts(found.names, nodes, ranks_per_node, found.where), found.names[nodes:]
-    if nodes > 1:
+    nodes = recipe.cluster.nodes
+    if found.names is None and nodes > 1:
         raise InputError(found.where, "no such file", f"write {nodes} hosts to it, or give --hostfile")
-    return ("localhost",), ()
+    return ("localhost",) if found.names is None else found.names
+
+
+def choose_hosts(recipe: AnyRecipe, found: FoundHosts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the hosts that get ranks, and the spares; raises InputError if there are too few hosts."""
+    names, nodes = name_hosts(recipe, found), recipe.cluster.nodes
+    return take_hosts(names, nodes, recipe.cluster.ranks_per_node, found.where), names[nodes:]
 
 
 def check_job_hosts(profile: Profile, names: tuple[str, ...]) -> None:

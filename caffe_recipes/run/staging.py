@@ -33,6 +33,7 @@ from caffe_recipes.run.context import (
     find_hosts,
     find_launcher,
     find_profile,
+    name_hosts,
     search_path,
 )
 from caffe_recipes.run.events import RunState
@@ -55,7 +56,7 @@ def stage_recipe(
     trainer, given = find_trainer(recipe), options.lmdb_source
     profile = find_profile(recipe, options.profile)
     ways = find_staging_env(profile, options.how)
-    names, found = find_staged_hosts(options)
+    names, found = find_staged_hosts(recipe, options)
     if found.stale:
         say(found.stale)
     trainer.check_source(root, given)
@@ -165,12 +166,10 @@ def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> Cluster
     return HostFailed(host, f"{reason}{others}", staging_hint(reason), lmdb)
 
 
-def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], FoundHosts]:
-    """Return the hosts, and where they were found; raises InputError if none is named."""
+def find_staged_hosts(recipe: AnyRecipe, options: StageOptions) -> tuple[tuple[str, ...], FoundHosts]:
+    """Return the hosts, and where they were found; raises InputError as `name_hosts` does."""
     found = find_hosts(Path(os.path.realpath(options.root)), options.hostfile)
-    if found.names is None:
-        raise InputError(found.where, "no such file", "write one host per line to it, or give --hostfile")
-    return found.names, found
+    return name_hosts(recipe, found), found
 
 
 def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> list[Cleaned]:
@@ -182,7 +181,7 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
     places = [str(root / folder) for folder in find_trainer(recipe).staged_folders]
     files = [DATA] if recipe.reads_lmdb else []  # else all that were staged
     copy_with = find_profile(recipe, options.profile).copy_with
-    names, found = find_staged_hosts(options)
+    names, found = find_staged_hosts(recipe, options)
     if found.stale:
         raise InputError("", found.stale_reason, "name the hosts to clean with --hostfile")
     work = describe_work(root, recipe.name, RunState())

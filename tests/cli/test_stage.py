@@ -74,6 +74,24 @@ def test_a_host_that_was_not_cleaned_is_named_and_the_command_fails(place: Place
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 
 
+def test_without_a_hostfile_a_single_node_is_this_machine_as_for_run(place: Place) -> None:
+    (place.folder / "hostfile").unlink()
+    words = ("stage", "recipe.yaml", "--lmdb-source", "source")
+    environment = {"XDG_CACHE_HOME": str(place.folder / "node/cache")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [key for key in os.environ if key.startswith("SLURM")]:
+            patch.delenv(name)
+        staged = call_main(*words, cwd=place.folder, env=environment)
+        assert (staged.returncode, place.lmdb.joinpath("data.mdb").read_bytes()) == (0, CONTENT)
+        cleaned = call_main(*words, "--clean", cwd=place.folder, env=environment)
+        assert (cleaned.returncode, place.lmdb.joinpath("data.mdb").exists()) == (0, False)
+        recipe = place.folder / "recipe.yaml"
+        recipe.write_text(recipe.read_text().replace("nodes: 1", "nodes: 2"))
+        refused = call_main(*words, cwd=place.folder, env=environment)
+    assert refused.returncode == 2
+    assert "hostfile: no such file; write 2 hosts to it, or give --hostfile" in refused.stderr
+
+
 def test_files_that_are_not_ours_are_kept_without_a_failure(place: Place) -> None:
     place.lmdb.mkdir(parents=True)
     (place.lmdb / "data.mdb").write_bytes(CONTENT)
