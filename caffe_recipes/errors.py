@@ -22,8 +22,9 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 
 class CaffeRecipesError(Exception):
@@ -58,6 +59,25 @@ class InputError(CaffeRecipesError):
     """Input that is wrong: an argument, a file or a variable. Nothing on disk has changed."""
 
     exit_code = 2
+
+
+_Input = TypeVar("_Input", bound=InputError)
+_MOST_SHOWN = 6
+
+
+def join_errors(errors: Sequence[_Input]) -> _Input:
+    """Return the first of several errors; its text names the others, too, or the first few of many.
+
+    >>> both = [InputError("s:1:1", "a: unknown", "remove it"), InputError("s:2:1", "b: unknown")]
+    >>> str(join_errors(both)), str(join_errors(both[:1]))
+    ('s:1:1: a: unknown; also s:2:1: b: unknown; remove it', 's:1:1: a: unknown; remove it')
+    """
+    of_file = {(error.where.rsplit(":", 2)[0], error.what): error for error in reversed(errors)}
+    distinct = [*reversed(of_file.values())]
+    first, *others = distinct
+    shown = "; ".join(error.without_hint for error in others[: _MOST_SHOWN - 1])
+    more = f", and {len(distinct) - _MOST_SHOWN} more" if len(distinct) > _MOST_SHOWN else ""
+    return first.reworded(what=f"{first.what}; also {shown}{more}") if others else first
 
 
 class PrototxtError(InputError):

@@ -31,29 +31,20 @@ from caffe_recipes.authoring.adopt_files import (
     read_folder,
     variant_values,
 )
-from caffe_recipes.authoring.adopt_sources import place_of
+from caffe_recipes.authoring.adopt_sources import DROPPED
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.config import Location, YamlSource, validate
 from caffe_recipes.errors import CaffeRecipesError, InputError
-from caffe_recipes.recipe.model import AS_IN_NET, Phase, Recipe, SolverSettings
+from caffe_recipes.recipe.model import AS_IN_NET, Phase, Recipe
 from caffe_recipes.render.prototxts import build_net, build_solver
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
 from caffe_recipes.review.lint.chain import Link, Net, Solver
 from caffe_recipes.review.naming import is_file
 from caffe_recipes.wording import describe_count
-
-_KEYS = {*SolverSettings.model_fields, "snapshot_prefix"}
-_NEEDED = ("base_lr", "lr_policy", "max_iter")
-# Fields for which recipes have no key, and why the generated solvers do not need them.
-_DROPPED = {
-    "snapshot_format": "a run verifies snapshots of the default format",
-    "device_id": "a run's launcher places its ranks",
-    "snapshot_after_train": "a run needs the snapshot of the last iteration",
-}
 
 
 def phase_values(found: Adopted, index: int) -> tuple[dict[str, Any], list[str]]:
@@ -82,17 +73,10 @@ def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
     for field, value in solver.message.ListFields():
         if field.name == "net":
             continue
-        if field.name in _DROPPED:
-            notes.append(f"{link.name} drops {field.name}: {_DROPPED[field.name]}")
+        if field.name in DROPPED:
+            notes.append(f"{link.name} drops {field.name}: {DROPPED[field.name]}")
             continue
-        if field.name not in _KEYS:
-            hint = "run `caffe-recipes upgrade` on it" if field.name == "solver_type" else "remove it"
-            what = f"{field.name}: recipes do not support it"
-            raise InputError(solver.where(place_of(field)), what, hint)
         values[field.name] = _plain(solver, field, value)
-    missing = [key for key in _NEEDED if key not in values]
-    if missing:
-        raise InputError(solver.path, f"{missing[0]}: is missing", "every phase of a recipe needs it")
     if link.last_iter != solver.message.max_iter:
         values["stop_iter"] = link.last_iter
     if not values.get("snapshot"):
@@ -355,7 +339,7 @@ def _as_generated(link: Link, recipe: Recipe) -> pb.SolverParameter:
     solver.net = posixpath.join(recipe.prototxt_dir, posixpath.basename(solver.net))
     if not solver.snapshot:
         solver.snapshot = link.last_iter
-    for field in _DROPPED:
+    for field in DROPPED:
         solver.ClearField(field)
     return solver
 

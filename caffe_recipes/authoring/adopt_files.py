@@ -19,6 +19,7 @@ from caffe_recipes.authoring.adopt_sources import (
     convert,
     files_of,
     find_dialect,
+    find_unsupported,
     load_net,
     load_solvers,
     phase_name,
@@ -32,7 +33,7 @@ from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, read_prototxt
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.writer import float_text, string_text
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, PrototxtError, join_errors
 from caffe_recipes.recipe.model import NET_FILES, Transformation
 from caffe_recipes.render.prototxts import OTHER_READERS
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
@@ -43,6 +44,7 @@ from caffe_recipes.review.lint.inputs import (
     find_training,
 )
 from caffe_recipes.review.lint.recipe_rules import find_epoch_size
+from caffe_recipes.review.lint.rules import split_place
 from caffe_recipes.review.lint.scripts import Script, load_script
 from caffe_recipes.wording import describe_count, join_names
 
@@ -90,14 +92,20 @@ def read_folder(
     """
     foreign = load_solvers(target)
     dialect, notes = find_dialect(foreign, caffe_root, given_dialect)
-    solvers, solver_notes = as_recipe_solvers(
-        [convert(solver, dialect, notes) for solver in foreign], dialect
-    )
+    refused: dict[str, list[PrototxtError]] = {solver.path: [] for solver in foreign}
+    converted = [convert(solver, dialect, notes, refused[solver.path]) for solver in foreign]
+    solvers, solver_notes = as_recipe_solvers(converted, dialect)
     notes += solver_notes
     folder = target if target.is_dir() else target.parent
     script = load_script(script_file, MOST_BYTES) if script_file else find_script(folder, solvers)
     ordered, order_notes = _order(folder, solvers, script, is_given=script_file is not None)
     notes += order_notes
+    unsupported: list[InputError] = []
+    for one in ordered:
+        of_solver = [*refused[one.path], *find_unsupported(one)]
+        unsupported += sorted(of_solver, key=lambda each: split_place(each.where)[1:])
+    if unsupported:
+        raise join_errors(unsupported)
     nets: dict[str, Net] = {}
     links = []
     for given in ordered:

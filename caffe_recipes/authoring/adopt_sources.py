@@ -7,7 +7,7 @@ change is noted. What a recipe cannot hold is refused with file and line.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -94,9 +94,11 @@ def find_dialect(
     return (found[0], [found[1]]) if found else (OURS, [])
 
 
-def convert(document: Document[Any], dialect: str, notes: list[str]) -> Document[Any]:
-    """Return a document in our schema, and add notes on what changes; raises PrototxtError."""
-    converted, more = convert_document(document, dialect)
+def convert(
+    document: Document[Any], dialect: str, notes: list[str], refused: list[PrototxtError]
+) -> Document[Any]:
+    """Return a document in our schema, and add notes on what changes, and errors on what it cannot hold."""
+    converted, more = convert_document(document, dialect, refused=refused)
     notes += [note for note in more if note not in notes]
     return converted
 
@@ -133,6 +135,27 @@ def as_recipe_solvers(solvers: Sequence[Solver], dialect: str) -> tuple[list[Sol
         notes += [f"{file} {change}" for change in changed]
     return found, notes
 
+
+def find_unsupported(solver: Solver) -> Iterator[InputError]:
+    """Yield an error for each field that recipes do not have, and for those that every phase needs."""
+    named = [field for field, _ in solver.message.ListFields()]
+    known = {*SolverSettings.model_fields, "snapshot_prefix", *DROPPED, *_NET_FIELDS}
+    for field in named:
+        if field.name not in known:
+            yield InputError(
+                solver.where(place_of(field)), f"{field.name}: recipes do not support it", "remove it"
+            )
+    for key in ("base_lr", "lr_policy", "max_iter"):
+        if not solver.message.HasField(key):
+            yield InputError(solver.path, f"{key}: is missing", "every phase of a recipe needs it")
+
+
+# Fields for which recipes have no key, and why the generated solvers do not need them.
+DROPPED = {
+    "snapshot_format": "a run verifies snapshots of the default format",
+    "device_id": "a run's launcher places its ranks",
+    "snapshot_after_train": "a run needs the snapshot of the last iteration",
+}
 
 # The fields that recipes write or drop, whatever their value.
 _SOLVER_KEYS = {*SolverSettings.model_fields, "net", "train_net", "snapshot_prefix"}
@@ -201,6 +224,7 @@ def place_of(field: FieldDescriptor) -> str:
 
 
 _INLINE_NETS = ("net_param", "train_net_param", "test_net_param")
+_NET_FIELDS = (*_INLINE_NETS, "net", "train_net", "test_net")  # `load_net` refuses some of them
 
 
 def files_of(net: Net) -> tuple[str, ...]:

@@ -914,3 +914,22 @@ def test_ranks_that_contradict_the_comments_are_a_warning(small: Path) -> None:
 def test_a_folder_without_solvers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaffeRecipesError, match="contains no solver"):
         adopt(tmp_path, AdoptOptions())
+
+
+def test_all_fields_that_a_recipe_cannot_hold_are_named_at_once(small: Path) -> None:
+    change(small / "solver_init.prototxt", "\nmomentum", "\ndebug_info: true\nzip: 1\nmomentum")
+    change(small / "solver_cyc1.prototxt", "\nmomentum", "\nstepearly: 3\nmomentum")
+    with pytest.raises(CaffeRecipesError) as caught:
+        adopt(small, AdoptOptions(images=1438))
+    text = str(caught.value)
+    for field in ("debug_info: recipes do not", "SolverParameter has no field 'zip'", "'stepearly'"):
+        assert text.count(field) == 1
+    assert text.count(f"{small}/solver_init.prototxt:") == 2
+    assert text.count(f"{small}/solver_cyc1.prototxt:") == 1
+    assert "\n" not in text
+    change(small / "solver_init.prototxt", "debug_info: true\nzip: 1\n", "")
+    change(
+        small / "solver_cyc1.prototxt", "stepearly: 3\n", "a1: 1 a2: 1 a3: 1 a4: 1 a5: 1 a6: 1 a7: 1 a8: 1\n"
+    )
+    with pytest.raises(CaffeRecipesError, match=r"'a1'.*'a6'.*, and 2 more;"):
+        adopt(small, AdoptOptions(images=1438))

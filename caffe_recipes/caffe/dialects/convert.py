@@ -30,7 +30,7 @@ from caffe_recipes.caffe.shape_rules import has_own_scale
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.parser import ForeignName
 from caffe_recipes.caffe.upgrade import as_current_net
-from caffe_recipes.errors import PrototxtError
+from caffe_recipes.errors import PrototxtError, join_errors
 
 # Fields of ours that are equal to those of another Caffe, by dialect, message and name.
 _EQUAL: Mapping[tuple[str, str, str], str] = {
@@ -85,21 +85,27 @@ def _as_current(document: Document[Any]) -> Document[Any]:
 
 
 def convert_document(
-    given: Document[Any], dialect: str, names: Collection[str] = ()
+    given: Document[Any],
+    dialect: str,
+    names: Collection[str] = (),
+    refused: list[PrototxtError] | None = None,
 ) -> tuple[Document[Any], list[str]]:
     """Return a document of a dialect in our schema, and notes on each kind of field that changes.
 
     If it changes, the document keeps the message with all its fields in `given`. A net must be in the current
-    format; a layer that is added to it gets none of `names`. Raises PrototxtError for the first field that
-    ours has no equal of.
+    format; a layer that is added to it gets none of `names`. Raises PrototxtError for the fields that ours
+    has no equal of; if the list `refused` is given, it gets an error for each instead, and they are left out.
     """
+    found: list[PrototxtError] = [] if refused is None else refused
     converted = deepcopy(to_any(given.message))
     notes: dict[str, str] = {}
     placed = given
     if dialect == "nvcaffe" and is_kind(converted, pb.NetParameter):
         placed = replace(given, offsets=_split_norms(converted, given.offsets, names, notes))
-    for path, note in _convert(converted, "", placed, dialect):
+    for path, note in _convert(converted, "", placed, dialect, found):
         notes.setdefault(note, path)
+    if found and refused is None:
+        raise join_errors(found)
     if not notes:
         return replace(given, message=to_ours(given.message)), []
     document = replace(placed, message=to_ours(converted), given=to_any(given.message))
@@ -169,7 +175,9 @@ def _add_scale(net: pb.NetParameter, layer: Any, names: Collection[str]) -> None
     del layer.param[_STATISTICS:]
 
 
-def _convert(message: Message, prefix: str, given: Document[Any], dialect: str) -> Iterator[tuple[str, str]]:
+def _convert(
+    message: Message, prefix: str, given: Document[Any], dialect: str, refused: list[PrototxtError]
+) -> Iterator[tuple[str, str]]:
     """Convert a message in place; yield the path and a description of each change."""
     owner = message.DESCRIPTOR.full_name.removeprefix("caffe.")
     ours = names_of(owner)
@@ -180,9 +188,9 @@ def _convert(message: Message, prefix: str, given: Document[Any], dialect: str) 
             for index, item in enumerate(value if field.is_repeated else [value]):
                 at = f"{prefix}{field.name}{f'[{index}]' if field.is_repeated else ''}"
                 if isinstance(item, Message):
-                    yield from _convert(item, f"{at}.", given, dialect)
+                    yield from _convert(item, f"{at}.", given, dialect, refused)
                 elif field.enum_type is not None:
-                    yield from _convert_value(message, field, item, at, given, dialect)
+                    yield from _convert_value(message, field, item, at, given, dialect, refused)
             continue
         name = f"{owner}.{field.name}"
         equal = _EQUAL.get((dialect, owner, field.name))
@@ -196,21 +204,28 @@ def _convert(message: Message, prefix: str, given: Document[Any], dialect: str) 
         elif field.name in _IDLE.get((dialect, owner), ()):
             yield path, f"drops {name}, {_IS_IDLE}"
         else:
-            raise _refusal(given.where(path), ForeignName(owner, field.name, 0), dialect)
+            refused.append(_refusal(given.where(path), ForeignName(owner, field.name, 0), dialect))
         message.ClearField(field.name)
 
 
 def _convert_value(
-    message: Message, field: FieldDescriptor, number: int, path: str, given: Document[Any], dialect: str
+    message: Message,
+    field: FieldDescriptor,
+    number: int,
+    path: str,
+    given: Document[Any],
+    dialect: str,
+    refused: list[PrototxtError],
 ) -> Iterator[tuple[str, str]]:
-    """Drop an engine that our Caffe lacks; raise PrototxtError for any other such value of an enum."""
+    """Drop an engine that our Caffe lacks; add any other such value of an enum to `refused`."""
     assert field.enum_type is not None
     owner = field.enum_type.full_name.removeprefix("caffe.")
     name = field.enum_type.values_by_number[number].name
     if name in names_of(owner):
         return
     if field.name != "engine":
-        raise _refusal(given.where(path), ForeignName(owner, name, 0, "enum value"), dialect)
+        refused.append(_refusal(given.where(path), ForeignName(owner, name, 0, "enum value"), dialect))
+        return
     message.ClearField(field.name)
     yield path, f"drops {owner} {name}, {_IS_IDLE}"
 
