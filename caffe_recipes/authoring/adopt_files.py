@@ -40,7 +40,7 @@ from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_start
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (
     apply_command,
-    count_records,
+    count_images,
     find_training,
 )
 from caffe_recipes.review.lint.recipe_rules import find_epoch_size
@@ -571,7 +571,7 @@ def find_images(
     for word, given, source, other, why in rows:
         origins = (
             (given, "as given"),
-            (count_records(source, options.caffe_root), f"counted in {source}"),
+            (_count_images(found, source, options.caffe_root), f"counted in {source}"),
             (other, why),
             *(
                 (sizes[word], f"guessed ({name}) from the name of {source}")
@@ -587,6 +587,13 @@ def find_images(
         if source:
             notes.append(f"{count:,} {word} images: {origin}")
     return counts[0], counts[1], notes
+
+
+def _count_images(found: Adopted, source: str, root: Path | None) -> int:
+    """Return the number of images of an LMDB or a list that a data layer names; 0 if unknown."""
+    layers = (layer for net in found.nets.values() for layer in net.message.layer)
+    named = (one for one in layers if source in (one.data_param.source, one.image_data_param.source))
+    return next((count_images(layer, root) for layer in named), 0) if source else 0
 
 
 def _variables(found: Adopted) -> Iterator[tuple[str, Any]]:

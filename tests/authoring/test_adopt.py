@@ -933,3 +933,17 @@ def test_all_fields_that_a_recipe_cannot_hold_are_named_at_once(small: Path) -> 
     )
     with pytest.raises(CaffeRecipesError, match=r"'a1'.*'a6'.*, and 2 more;"):
         adopt(small, AdoptOptions(images=1438))
+
+
+def test_the_images_of_a_list_at_hand_are_counted(tmp_path: Path) -> None:
+    write_zoo_net(tmp_path / "zoo")
+    write_zoo_solver(tmp_path / "zoo", "solver")
+    net = tmp_path / "zoo" / "train_test.prototxt"
+    for phase, count in (("TRAIN", 70), ("TEST", 30)):
+        lmdb = f'data_param {{ source: "cifar10_{phase}_lmdb" batch_size: 10 backend: LMDB }}'
+        change(net, lmdb, f"image_data_param {{ source: '{phase}.txt' batch_size: 10 }}")
+        (tmp_path / f"{phase}.txt").write_text(count * "a b.jpg 1\n" + "\n")
+    net.write_text(net.read_text().replace('type: "Data"', 'type: "ImageData"'))
+    made = adopt(tmp_path / "zoo", AdoptOptions(caffe_root=tmp_path), home=tmp_path)
+    assert {"images: 70", "test_images: 30", "data: as-in-net"} < set(made.text.splitlines())
+    assert "70 training images: counted in TRAIN.txt" in made.notes

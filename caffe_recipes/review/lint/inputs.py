@@ -24,6 +24,8 @@ from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
 from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import DataError, PrototxtError
+from caffe_recipes.files import open_file
+from caffe_recipes.limits import limit
 from caffe_recipes.quoting import Home, hiding_foreign_text, real_path, refuse_foreign_names
 from caffe_recipes.render.headers import MARK
 from caffe_recipes.review.inspect.nets import read_first_datum
@@ -237,6 +239,26 @@ def count_records(source: str, root: Path | None) -> int:
             return len(datums)
     except DataError:
         return 0
+
+
+def count_images(layer: pb.LayerParameter, root: Path | None) -> int:
+    """Return the number of images of a data layer's LMDB, or list of images; 0 if unknown."""
+    if layer.type == "ImageData":
+        return _count_lines(layer.image_data_param.source, root)
+    return count_records(layer.data_param.source, root) if layer.type == "Data" else 0
+
+
+def _count_lines(source: str, root: Path | None) -> int:
+    """Return the number of lines of a file that are not empty; 0 if it is not here, or over the limit."""
+    path = (root or Path()) / source
+    if not source or not is_file(path):
+        return 0
+    try:
+        with open_file(path) as file:
+            data = file.read(limit("list-bytes") + 1)
+    except OSError:
+        return 0
+    return sum(map(bool, map(bytes.strip, data.splitlines()))) if len(data) <= limit("list-bytes") else 0
 
 
 @path_rule(
@@ -659,8 +681,8 @@ def _upgrade_link(reader: Reader, link: Link) -> Link:
     net, tests = link.net and upgrade_if_old(link.net), tuple(map(upgrade_if_old, link.test_nets))
     state = NetState(pb.TEST)
     sources = [layer for one in tests or [net] if one for layer in select_data_layers(one.message, state)]
-    names = [layer.data_param.source for layer in sources if layer.type == "Data"]
-    images = count_records(names[0], reader.options.caffe_root) if names else 0
+    counts = (count_images(layer, reader.options.caffe_root) for layer in sources)
+    images = next(filter(None, counts), 0)
     return replace(link, net=net, test_nets=tests, tested_images=images)
 
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.layers import batch_size
+from caffe_recipes.caffe.layers import batch_size, source_batch
 from caffe_recipes.caffe.shapes import select_layers, stats_images
 from caffe_recipes.caffe.weights import weights_bytes
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.recipe.checks import Location
 from caffe_recipes.review.lint.chain import (
+    NetState,
     batch_per_rank,
     link_finding,
     parse_stop,
@@ -518,9 +519,14 @@ DIGITS_SIDE_PX = 32
 _Locate = Callable[[Location], str]
 
 
-def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
-    """Find an evaluation that misses or repeats images, unknown flags, and a net unfit for the digits."""
-    yield from _check_evaluation(recipe, locate(("evaluation", "iterations")))
+def check_recipe_values(
+    recipe: Recipe, locate: _Locate, evaluated: pb.NetParameter | None
+) -> Iterator[Finding]:
+    """Find an evaluation that misses or repeats images, unknown flags, and a net unfit for the digits.
+
+    `evaluated` is the net of the evaluation.
+    """
+    yield from _check_evaluation(recipe, locate(("evaluation", "iterations")), evaluated)
     yield from _check_flags(recipe, locate)
     if recipe.data.prepare == "digits":
         yield from _check_classes(recipe, locate(("net", "classes")))
@@ -540,12 +546,15 @@ def _check_flags(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
         yield finding("unknown-flag", locate(location), write=hint, fault=fault, flag=location[-1])
 
 
+_MOST_DIVISORS = 100_000  # that are tried; the batch of a net may be any number
+
+
 @recipe_rule(
     "evaluation-partial",
     "warning",
     "an evaluation that does not use all test images",
     what="the evaluation tests only {tested:,} of {images:,} images",
-    effect="the accuracy is measured on the first images of the test LMDB only",
+    effect="the accuracy is measured on the first images of the test set only",
     write="iterations: {whole}",
     values=("tested", "images"),
 )
@@ -556,20 +565,26 @@ def _check_flags(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
     effect="{extra:,} of them are counted twice",
     values=("tested", "images"),
 )
-def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
-    if recipe.evaluation is None or recipe.data.is_in_net:
+def _check_evaluation(recipe: Recipe, where: str, evaluated: pb.NetParameter | None) -> Iterator[Finding]:
+    if recipe.evaluation is None:
         return
-    test, iterations = recipe.data.test, recipe.evaluation.iterations
-    tested, whole = iterations * test.batch_size, math.ceil(test.images / test.batch_size)
-    images = f"{iterations} iterations of {test.batch_size} test {tested:,} images"
-    if tested < test.images:
-        yield finding("evaluation-partial", where, tested=tested, images=test.images, whole=whole)
-    elif tested > test.images:
-        what = f"{images}, but the test set has {test.images:,}"
-        divisor = max(size for size in range(1, test.batch_size + 1) if test.images % size == 0)
+    count, batch = recipe.data.test.images, recipe.data.test.batch_size
+    if recipe.data.is_in_net:
+        layers = select_data_layers(evaluated, NetState(pb.TEST)) if evaluated else []
+        batch = next(filter(None, map(source_batch, layers)), 0)
+    if not batch:
+        return
+    iterations = recipe.evaluation.iterations
+    tested, whole = iterations * batch, math.ceil(count / batch)
+    images = f"{iterations} iterations of {batch} test {tested:,} images"
+    if tested < count:
+        yield finding("evaluation-partial", where, tested=tested, images=count, whole=whole)
+    elif tested > count:
+        what = f"{images}, but the test set has {count:,}"
+        divisor = max(size for size in range(1, min(batch, _MOST_DIVISORS) + 1) if count % size == 0)
         write = f"iterations: {whole}"
         if iterations == whole:
-            once = f"batch_size: {divisor} and iterations: {test.images // divisor}, to test each image once"
+            once = f"batch_size: {divisor} and iterations: {count // divisor}, to test each image once"
             write = once if divisor > 1 else "no change needed if this is intended"
         yield finding(
             "evaluation-repeats",
@@ -577,8 +592,8 @@ def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
             what,
             write=write,
             tested=tested,
-            images=test.images,
-            extra=tested - test.images,
+            images=count,
+            extra=tested - count,
         )
 
 

@@ -126,7 +126,8 @@ def check_recipe(
     documents = {path: convert_to_ours(parse_lenient(text, path), dialect)[0] for path, text in texts.items()}
     chain = build_chain(recipe, documents, dialect)
     yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
-    yield from check_recipe_values(recipe, locate)
+    evaluated = documents[net_file(recipe, recipe.evaluation.net)] if recipe.evaluation else None
+    yield from check_recipe_values(recipe, locate, evaluated.message if evaluated else None)
     yield from check_cores(chain.facts, locate(("cluster", "mlsl")))
     yield from check_threads(chain.facts, locate(("cluster", "omp_num_threads")))
     cluster, train = recipe.cluster, recipe.data.train
@@ -163,6 +164,7 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
     facts = ChainFacts(
         ranks=cluster.ranks,
         images=recipe.data.train.images,
+        test_images=recipe.test_images if recipe.data.is_in_net else None,
         ranks_per_node=cluster.ranks_per_node,
         omp_num_threads=cluster.omp_num_threads,
         mlsl_cores=cluster.mlsl.server_affinity if cluster.mlsl else (),

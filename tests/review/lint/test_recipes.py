@@ -312,3 +312,32 @@ def test_a_finding_in_a_net_of_the_recipe_s_own_is_placed_in_its_prototxt(
     assert set(places()["train-unshuffled"]) == {"mine.yaml:6"}, "the recipe's own data layer"
     write_files(generate(load_recipe("mine.yaml")), tmp_path)
     assert places()["dropout-ratio"] == expected, "also where the generated files are on disk"
+
+
+@pytest.mark.parametrize(
+    ("iterations", "rules"),
+    [
+        (4, ["evaluation-partial", "test-images-left"]),
+        (9, ["evaluation-repeats", "test-images-repeated"]),
+        (6, []),
+    ],
+)
+def test_tests_of_data_as_in_the_net_are_compared_with_the_test_images(
+    tmp_path: Path, iterations: int, rules: list[str]
+) -> None:
+    read = (
+        'type: "ImageData" top: "x" top: "y" image_data_param { source: "l" batch_size: %s } '
+        "include { phase: %s } }\n"
+    )
+    (tmp_path / "net.prototxt").write_text(
+        f'layer {{ name: "d" {read % (8, "TRAIN")}layer {{ name: "e" {read % (10, "TEST")}'
+        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "v" inner_product_param {num_output: 4} }\n'
+        'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "v" bottom: "y" }\n'
+    )
+    data = NO_LOSS[NO_LOSS.index("data:") : NO_LOSS.index("cluster:")]
+    text = NO_LOSS.replace(data, f"data: as-in-net\nimages: 60\ntest_images: 60\n").replace(", other: {}", "")
+    text = text.replace("max_iter", f"test_iter: {iterations}, test_interval: 10, max_iter")
+    evaluation = f"evaluation: {{net: net, iterations: {iterations}}}\n"
+    (tmp_path / "mine.yaml").write_text(f"{text}{evaluation}")
+    found = lint([str(tmp_path / "mine.yaml")], LintOptions())
+    assert sorted({one.id for one in found if one.id.startswith(("evaluation-", "test-images"))}) == rules
