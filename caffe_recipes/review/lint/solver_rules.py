@@ -270,8 +270,9 @@ def _check_warmup_end(link: Link) -> Iterator[Finding]:
     if not first_iter(link) < warmup < link.last_iter:
         return
     before, after = lr_at(solver, warmup - 1), lr_at(solver, warmup)
-    # A short warm-up rises by more than 2% per iteration; only a step away from its line is a jump.
-    if not (is_jump(before, after) and is_jump(solver.base_lr, after)):
+    # A short warm-up rises by more than 2% per iteration: up to one more of its steps is not a jump.
+    is_step = min(before, solver.base_lr) <= after <= max(before, solver.base_lr)
+    if is_step or not (is_jump(before, after) and is_jump(solver.base_lr, after)):
         return
     yield finding(
         "warmup-end-jump",
