@@ -28,6 +28,7 @@ from caffe_recipes.caffe.upgrade import upgrade_solver
 from caffe_recipes.errors import InputError, PrototxtError, hint_for
 from caffe_recipes.quoting import hiding_foreign_text, is_quotable, refuse_foreign_names
 from caffe_recipes.recipe.model import SolverSettings
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes
 from caffe_recipes.render.prototxts import find_program_data
 from caffe_recipes.review.diff.forms import normalize_all
 from caffe_recipes.review.foreign import recognize_dialect
@@ -51,6 +52,12 @@ def phase_name(path: str | Path) -> str:
 
 def load_solvers(target: Path) -> list[Solver]:
     """Return the solvers of a folder, or a single one, of any Caffe; raises InputError if there is none."""
+    if target.suffix in RECIPE_SUFFIXES or (not target.exists() and str(target) in shipped_recipes()):
+        kind = "a YAML file, as recipes are" if target.suffix in RECIPE_SUFFIXES else "a recipe already"
+        hint = (
+            "`caffe-recipes generate` writes a recipe's solvers and nets, and `rescale` makes another of it"
+        )
+        raise InputError(target, f"is {kind}: adopt reads solvers", hint)
     if target.is_file():
         paths = [target]
     else:

@@ -38,13 +38,17 @@ from caffe_recipes.authoring.recipe_yaml import (
     share_settings,
     write_recipe,
 )
+from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.layers import source_batch
+from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.config import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe import paper_rules
 from caffe_recipes.recipe.graph import find_leaves, images_of, images_per_iter, model_epochs
 from caffe_recipes.recipe.model import NET_FILES, Acceptance, Phase, Recipe
 from caffe_recipes.recipe.paper_rules import COLLAPSE_EPOCHS, Cycles
+from caffe_recipes.render.prototxts import load_own_net
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.recipe_rules import accepts
 from caffe_recipes.review.lint.recipes import check_recipe
@@ -234,6 +238,22 @@ class RescaleTarget:
     name: str | None = None
 
 
+def _check_own_data(recipe: Recipe, batch_per_rank: int, ranks: int) -> None:
+    """Raise InputError if a net that keeps its data layers reads another batch than each rank is to get."""
+    if not recipe.data.is_in_net:
+        return
+    own = load_own_net(recipe)
+    trained = select_layers(own.message, pb.TRAIN)
+    for index, layer in enumerate(own.message.layer):
+        is_source = not layer.bottom and any(layer is one for one in trained)
+        size = source_batch(layer) if is_source else 0
+        if size not in (0, batch_per_rank):
+            reads = f"layer '{layer.name}' reads batches of {size:,}, which `data: as-in-net` keeps"
+            what = f"{reads}, but {describe_count(ranks, 'rank')} would need {batch_per_rank:,} each"
+            hint = f"give --nodes and --batch with {size:,} images per rank (--batch {size * ranks} here)"
+            raise InputError(own.where(f"layer[{index}]"), what, hint)
+
+
 def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRecipe:
     """Return the rescaled recipe; its YAML will be in the folder `home`.
 
@@ -244,6 +264,7 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
     cluster = _resize_cluster(recipe, change)
     batch = cluster["nodes"] * cluster["ranks_per_node"] * cluster["batch_per_rank"]
     check_batch(batch, recipe.data.train.images, "--batch" if change.batch else "--nodes")
+    _check_own_data(recipe, cluster["batch_per_rank"], cluster["nodes"] * cluster["ranks_per_node"])
     name = change.name or "-".join([recipe.name, *_changed(change)])
     phases = scale_phases(recipe, find_scale(recipe, batch, change.epochs))
     if change.smooth:

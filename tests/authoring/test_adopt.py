@@ -947,3 +947,17 @@ def test_the_images_of_a_list_at_hand_are_counted(tmp_path: Path) -> None:
     made = adopt(tmp_path / "zoo", AdoptOptions(caffe_root=tmp_path), home=tmp_path)
     assert {"images: 70", "test_images: 30", "data: as-in-net"} < set(made.text.splitlines())
     assert "70 training images: counted in TRAIN.txt" in made.notes
+
+
+def test_a_recipe_is_not_adopted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("name: mine\n")
+    for target, kind in (("mine.yaml", "a YAML file, as recipes are"), ("digits-local", "a recipe already")):
+        with pytest.raises(CaffeRecipesError) as caught:
+            adopt(Path(target), AdoptOptions())
+        assert str(caught.value).startswith(
+            f"{target}: is {kind}: adopt reads solvers; `caffe-recipes generate`"
+        )
+    Path("digits-local").mkdir()
+    with pytest.raises(CaffeRecipesError, match="contains no solver"):
+        adopt(Path("digits-local"), AdoptOptions())

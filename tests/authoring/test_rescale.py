@@ -460,3 +460,37 @@ def test_what_does_not_fit_is_refused(name: str, change: RescaleTarget, message:
         rescale(load_recipe(name), change)
     assert raised.value.exit_code == 2
     assert "\n" not in str(raised.value)
+
+
+IN_NET = """\
+name: mine
+title: mine
+trainer: ./caffe
+prototxt_dir: .
+net: {name: mine, classes: 4, prototxt: net.prototxt}
+nets: {net: {test: false}}
+images: 60
+data: as-in-net
+cluster: {nodes: 1, ranks_per_node: 1, batch_per_rank: 8, omp_num_threads: 1}
+phases:
+  - {name: a, net: net, base_lr: 0.1, lr_policy: fixed, max_iter: 40, snapshot_prefix: a}
+"""
+
+
+def test_a_net_that_keeps_its_data_keeps_its_batch(tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    net.write_text(
+        'layer { name: "d" type: "ImageData" top: "x" top: "y"\n'
+        '  image_data_param { source: "l" batch_size: 8 new_height: 8 new_width: 8 } }\n'
+        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "v" inner_product_param {num_output: 4} }\n'
+        'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "v" bottom: "y" }\n'
+    )
+    (tmp_path / "mine.yaml").write_text(IN_NET)
+    recipe = load_recipe(tmp_path / "mine.yaml")
+    with pytest.raises(InputError) as caught:
+        rescale(recipe, RescaleTarget(nodes=2), tmp_path)
+    assert str(caught.value) == (
+        f"{net}:1:1: layer 'd' reads batches of 8, which `data: as-in-net` keeps, but 2 ranks would need 4 "
+        "each; give --nodes and --batch with 8 images per rank (--batch 16 here)"
+    )
+    assert rescale(recipe, RescaleTarget(nodes=2, batch=16), tmp_path).recipe.cluster.nodes == 2

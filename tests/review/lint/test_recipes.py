@@ -335,7 +335,7 @@ def test_tests_of_data_as_in_the_net_are_compared_with_the_test_images(
         'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "v" bottom: "y" }\n'
     )
     data = NO_LOSS[NO_LOSS.index("data:") : NO_LOSS.index("cluster:")]
-    text = NO_LOSS.replace(data, f"data: as-in-net\nimages: 60\ntest_images: 60\n").replace(", other: {}", "")
+    text = NO_LOSS.replace(data, "data: as-in-net\nimages: 60\ntest_images: 60\n").replace(", other: {}", "")
     text = text.replace("max_iter", f"test_iter: {iterations}, test_interval: 10, max_iter")
     evaluation = f"evaluation: {{net: net, iterations: {iterations}}}\n"
     (tmp_path / "mine.yaml").write_text(f"{text}{evaluation}")
