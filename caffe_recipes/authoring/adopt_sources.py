@@ -54,9 +54,7 @@ def load_solvers(target: Path) -> list[Solver]:
     """Return the solvers of a folder, or a single one, of any Caffe; raises InputError if there is none."""
     if target.suffix in RECIPE_SUFFIXES or (not target.exists() and str(target) in shipped_recipes()):
         kind = "a YAML file, as recipes are" if target.suffix in RECIPE_SUFFIXES else "a recipe already"
-        hint = (
-            "`caffe-recipes generate` writes a recipe's solvers and nets, and `rescale` makes another of it"
-        )
+        hint = "`caffe-recipes generate` writes a recipe's solvers and nets, and `rescale` changes its size"
         raise InputError(target, f"is {kind}: adopt reads solvers", hint)
     if target.is_file():
         paths = [target]

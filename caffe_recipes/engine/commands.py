@@ -106,6 +106,9 @@ def prepare(
     log.info("solver.cpp:153", f"Creating training net from net file: {source}")
     context = DataContext(ranks.rank, ranks.size, seed, rank_seed, log, device)
     net = RunnableNet(message, source, context, generator)
+    if not any(node.weighted for node in net.nodes):
+        what = f"{source}: no layer of the TRAIN net has a loss, so nothing is learned"
+        log.warning("caffe-torch", f"{what}; add one, such as SoftmaxWithLoss, or a loss_weight")
     groups = flatten_params(net, param)
     tests = []
     for index, (message, source) in enumerate(test_nets(param, path)):

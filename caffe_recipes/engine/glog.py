@@ -27,7 +27,14 @@ class Log:
 
     def info(self, source_line: str, text: str) -> None:
         """Print a message. `source_line` is the `file:line` where Caffe's source prints it."""
+        self._print("I", source_line, text)
+
+    def warning(self, place: str, text: str) -> None:
+        """Print a warning, which Caffe does not print, about a `place`."""
+        self._print("W", place, text)
+
+    def _print(self, severity: str, place: str, text: str) -> None:
         if self.enabled:
             stamp = datetime.now().strftime("%m%d %H:%M:%S.%f")
-            self.stream.write(f"I{stamp} {os.getpid():5d} {source_line}] {text}\n")
+            self.stream.write(f"{severity}{stamp} {os.getpid():5d} {place}] {text}\n")
             self.stream.flush()

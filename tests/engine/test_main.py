@@ -371,6 +371,18 @@ def test_a_loss_that_saturates_exits_3(case: Path, run: Run, change: Change) -> 
     assert "Iteration 8, loss = 87.3365" in log
 
 
+def test_a_net_without_a_loss_is_trained_with_a_warning(case: Path, run: Run, change: Change) -> None:
+    warning = "net.prototxt: no layer of the TRAIN net has a loss, so nothing is learned; add one, such as"
+    assert warning not in run("train", "-solver", "solver.prototxt")[1]
+    change(case / "net.prototxt", ('top: "loss"', 'top: "loss" loss_weight: 0'))
+    code, log = run("train", "-solver", "solver.prototxt")
+    (line,) = [line for line in log.splitlines() if warning in line]
+    assert (code, line[0]) == (0, "W")
+    change(case / "net.prototxt", ('"SoftmaxWithLoss"', '"SoftmaxWithLoss" include { phase: TEST }'))
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert (code, log.count(warning)) == (0, 1)
+
+
 def test_zero_iterations_write_the_initial_weights(case: Path, run: Run, change: Change) -> None:
     change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 0"))
     code, log = run("train", "-solver", "solver.prototxt")
