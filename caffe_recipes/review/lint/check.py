@@ -14,6 +14,7 @@ from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
+from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
 from caffe_recipes.caffe.dialects.forks import FIELDS
@@ -23,6 +24,8 @@ from caffe_recipes.caffe.dialects.schema import (
     is_known,
     outer_foreign,
     parse_lenient,
+    rounds_down,
+    to_ours,
 )
 from caffe_recipes.caffe.prototxt import LAYER
 from caffe_recipes.caffe.text.parser import V1_TYPE
@@ -55,7 +58,6 @@ from caffe_recipes.review.lint.solver_rules import check_solver
 from caffe_recipes.review.lint.start_rules import check_starts
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe import pb
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.caffe.text.parser import ForeignName
     from caffe_recipes.review.lint.chain import Chain
@@ -218,6 +220,19 @@ def check_foreign(document: Document[Any], dialect: str) -> Iterator[Finding]:
     for name in outer_foreign(document):
         if name.owner != V1_TYPE and (dialect == OURS or not is_known(name)):
             yield _unknown_field(document, name, values.get((name.owner, name.name), []))
+    if dialect == OURS and isinstance(ours := to_ours(document.message), pb.NetParameter):
+        yield from _check_sizes(document, ours)
+
+
+def _check_sizes(document: Document[Any], ours: pb.NetParameter) -> Iterator[Finding]:
+    """Find pooling that another Caffe than ours rounds down, in a net with the fields of all Caffes."""
+    given: Any = document.message
+    if not any(layer.type == "Pooling" and rounds_down(layer.pooling_param) for layer in given.layer):
+        return
+    for phase in select_phases(ours):
+        inferred, _ = wiring_rules.infer_phase(replace(phase, given=given), lambda source: None)
+        view = NetView(ours, (inferred,), None, lambda source: None, load_dialects()[OURS])
+        yield from (one.located(document.where) for one in layer_rules.check_rounding(view, inferred))
 
 
 @file_rule(

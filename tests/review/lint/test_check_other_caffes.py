@@ -208,7 +208,7 @@ def pooled(tmp_path: Path, size: int, fields: str, dialect: str) -> tuple[str, s
 
 
 @pytest.mark.parametrize("field", ["round_mode: FLOOR", "ceil_mode: false"])
-@pytest.mark.parametrize("dialect", ["intel", "nvcaffe"])
+@pytest.mark.parametrize("dialect", ["intel", "nvcaffe", "surfsara"])
 def test_a_pooled_size_that_was_rounded_down_is_named_with_what_it_becomes(
     tmp_path: Path, dialect: str, field: str
 ) -> None:
