@@ -39,7 +39,7 @@ from caffe_recipes.review.lint.net_view import (
     show_transform,
     title,
 )
-from caffe_recipes.review.lint.rules import Explanation, Fix, finding, rule
+from caffe_recipes.review.lint.rules import Explanation, Fix, dialect_rule, finding, rule
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
@@ -452,7 +452,7 @@ def _depthwise_fixes(view: NetView, layer: int, group: int) -> Iterator[Fix]:
         yield Fix(layer_field(layer, "convolution_param.group"), "group", str(group))
 
 
-@read_rule(
+@dialect_rule(
     "pooling-size-changes",
     "warning",
     "pooling that rounds its output size down, which this Caffe rounds up",
