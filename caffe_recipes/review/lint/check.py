@@ -137,7 +137,7 @@ def check_net(
     old: list[Finding] = []
     if document.message.layers:
         document, old = upgrade_old(document)
-    if document.message.layer and not select_phases(document.message):
+    if not document.message.input and not select_phases(document.message):
         document, without_data = add_data(document)
         old += without_data
     phases = [replace(phase, given=document.given) for phase in select_phases(document.message)]

@@ -514,7 +514,7 @@ class DocumentWithData(Document[pb.NetParameter]):
     "no-data",
     "error",
     "a net in which no layer produces data, in either phase",
-    what="no layer produces data: each has a bottom, and the net has no `input`",
+    what="no layer produces data, and the net has no `input`",
     effect="Caffe aborts: Unknown bottom blob; lint checked the net as if a layer produced data and label",
     write="add a data layer for each phase, or an Input layer; a recipe that names the net adds its own",
 )
