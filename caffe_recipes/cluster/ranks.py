@@ -357,13 +357,15 @@ class Straggler:
     is_certain: bool = False
 
 
-def find_straggler(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
+def find_straggler(histories: Mapping[str, Sequence[Pulse]], *, is_ending: bool = False) -> Straggler | None:
     """Return the rank or host that the others are waiting for; None if it is unclear.
 
-    `histories` holds each host's recent pulses, newest last. A silent host is not a straggler.
+    `histories` holds each host's recent pulses, newest last. A silent host is not a straggler. When training
+    `is_ending`, rank 0 still writes and the others end, so only a rank that is stuck is one.
     """
     heard = _recent(histories)
-    return _find_stuck(heard) or _find_gone(heard) or _find_outlier(heard)
+    stuck = _find_stuck(heard)
+    return stuck if is_ending else stuck or _find_gone(heard) or _find_outlier(heard)
 
 
 def find_unstarted(histories: Mapping[str, Sequence[Pulse]], words: Sequence[str] = ()) -> Straggler | None:

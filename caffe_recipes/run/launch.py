@@ -40,6 +40,7 @@ from caffe_recipes.run.trainer_log import (
     find_guessing,
     find_unread,
     has_passed,
+    is_ending,
     last_value,
     losses_until,
     measure_step,
@@ -463,7 +464,8 @@ class _LaunchMonitor:
             return blocked
         if self._step_wait.message != before:
             self._run.notify(self._step_wait.message, self._training.phase)
-        trouble, suspect = self._watchdog.look(self._tail), self._watchdog.suspect
+        ending = self._end_at is not None or is_ending(self._tail, self._training)
+        trouble, suspect = self._watchdog.look(self._tail, is_ending=ending), self._watchdog.suspect
         if suspect is not None and suspect.host not in self._suspects:
             self._suspects.add(suspect.host)
             self._run.notify(f"{suspect.host} may be slowing the others down: {suspect.reason}")

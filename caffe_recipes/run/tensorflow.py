@@ -589,7 +589,7 @@ def _result(match: re.Match[str]) -> list[Event]:
 
 _EVENTS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], list[Event]]]] = (
     (re.compile(rf"step (\d{{1,18}}): loss = {_NUMBER}, learning_rate = {_NUMBER}"), _progress),
-    (re.compile(r"Saving checkpoints for (\d{1,18}) into (.+)\.(?:\.\.)?"), _saving),
+    (re.compile(r"Saving checkpoints for (\d{1,18}) into (.+?)\.(?:\.\.)?"), _saving),
     (
         re.compile(r"Calling checkpoint listeners after saving checkpoint (\d+)\.*"),
         lambda match: [SnapshotEnded()],

@@ -263,6 +263,20 @@ def has_passed(summary: LogSummary, snapshot: str, iteration: int) -> bool:
     return snapshot in summary.whole_snapshots or max(summary.losses, default=-1) >= iteration
 
 
+def is_ending(tail: LogTail, training: Training) -> bool:
+    """Return whether training is over, so that its ranks may end at different times.
+
+    TensorFlow's other ranks end while rank 0 still writes the last snapshot. Where a rank was killed or has
+    reported an error, this is not a normal end.
+    """
+    summary = tail.summary
+    if tail.ends.cause or summary.fatal:
+        return False
+    if training.is_stopped:
+        return has_passed(summary, training.snapshot, training.last_iter)
+    return summary.done or training.snapshot in (*summary.snapshots, *summary.solverstates)
+
+
 def find_divergence(losses: Mapping[int, float]) -> str | None:
     """Return how training has diverged: a loss that is not finite, or saturated twice in a row.
 
@@ -477,8 +491,11 @@ class Watchdog:
         self._pulses, self._pace = pulses, LogPace(stall_s, clock)
         self.suspect: Straggler | None = None
 
-    def look(self, tail: LogTail) -> Trouble | None:
-        """Return what is wrong if the launch must be ended; a mere suspicion is stored in `suspect`."""
+    def look(self, tail: LogTail, *, is_ending: bool = False) -> Trouble | None:
+        """Return what is wrong if the launch must be ended; a mere suspicion is stored in `suspect`.
+
+        When training `is_ending`, a rank that has ended is named only once the log stalls.
+        """
         stalled = self._pace.look(tail)
         quiet_s, longest_s = self._pace.quiet_s, self._pace.longest_s
         patience_s = max(SILENT_S, min(2 * longest_s, STALL_S))
@@ -487,7 +504,7 @@ class Watchdog:
                 why = f" ({silence.reason})" if silence.reason else ""
                 what = f"no heartbeat for {describe_duration(silence.seconds)}{why}"
                 return Trouble(what, silence.host, is_lost=True)
-        # During progress no rank is blocked, and at a normal end ranks finish at different times.
+        # During progress no rank is blocked.
         is_blocked = quiet_s > max(BLOCKED_S, 2 * longest_s)
         # If a host reboots between the start of its ranks and its next pulse, its ranks seem never to have
         # started.
@@ -496,7 +513,9 @@ class Watchdog:
             unstarted = find_unstarted(self._pulses.histories(), words)
             if unstarted is not None:
                 return Trouble(unstarted.reason, unstarted.host)
-        self.suspect = straggler = find_straggler(self._pulses.histories()) if is_blocked else None
+        is_ending = is_ending and stalled is None
+        straggler = find_straggler(self._pulses.histories(), is_ending=is_ending) if is_blocked else None
+        self.suspect = straggler
         if straggler is not None and straggler.is_certain:
             return Trouble(f"blocks the others: {straggler.reason}", straggler.host)
         if stalled is None:

@@ -74,6 +74,17 @@ def test_the_last_rank_that_continues_is_named() -> None:
     assert find_straggler(histories) == Straggler("d", 3, "only rank 3 continues; the others have ended")
 
 
+def test_at_the_end_of_training_ranks_may_end_or_compute_alone_but_not_be_stopped() -> None:
+    gone, stopped = (beats("c", states=states, first_rank=2) for states in ("RRR---", "RRRTTT"))
+    alone = {host: beats(host, (1.0 if host == "a" else 0.0,), first_rank=i) for i, host in enumerate(HOSTS)}
+    for histories in (all_hosts(c=gone), alone):
+        assert find_straggler(histories) is not None
+        assert find_straggler(histories, is_ending=True) is None
+    found = find_straggler(all_hosts(c=stopped), is_ending=True)
+    assert found is not None
+    assert found.rank == 2
+
+
 def test_ranks_that_all_wait_for_disks_or_all_end_are_not_stragglers() -> None:
     for states in ("RRRDDD", "RRR---"):
         waiting = {host: beats(host, states=states, first_rank=i) for i, host in enumerate(HOSTS)}

@@ -10,6 +10,7 @@ import pytest
 
 from caffe_recipes.caffe.logs import LogSummary, read_log
 from caffe_recipes.cluster.launcher import ENDED_BY_US
+from caffe_recipes.run.tensorflow import ProgramLog
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (
     LogTail,
@@ -19,6 +20,7 @@ from caffe_recipes.run.trainer_log import (
     find_unread,
     has_passed,
     images_per_s,
+    is_ending,
     measure,
 )
 
@@ -223,6 +225,41 @@ def test_a_snapshot_is_complete_once_the_log_reports_it_or_something_later(
     tail = tail_of(tmp_path, *log)
     assert has_passed(tail.summary, TRAINING.snapshot, 100) is whole
     assert (find_failure(tail, STOPPED) is None) is whole
+
+
+TF_TRAINING = replace(
+    TRAINING,
+    snapshot="runs/a/model/model.ckpt-100.index",
+    needed=(("runs/a/model/model.ckpt-100.data-00000-of-00001", "kept"),),
+)
+TF_LINE = (
+    "[0] I1120 11:49:33.768350 139955 basic_session_run_hooks.py:629] Saving checkpoints for {} into {}."
+)
+KILLED = "srun: error: node2: task 3: Killed"
+
+
+@pytest.mark.parametrize(
+    ("training", "log", "ending"),
+    [
+        (TRAINING, [log_line("Iteration 99, loss = 2")], False),
+        (TRAINING, [SNAPSHOT.replace("_100", "_50"), END], False),
+        (TRAINING, [SNAPSHOT], True),
+        (TRAINING, [SNAPSHOT, KILLED], False),
+        (TRAINING, [log_line("Optimization Done.")], True),
+        (STOPPED, [SNAPSHOT], False),
+        (STOPPED, [SNAPSHOT, END], True),
+        (TF_TRAINING, [TF_LINE.format(50, "runs/a/model/model.ckpt")], False),
+        (TF_TRAINING, [TF_LINE.format(100, "runs/a/model/model.ckpt")], True),
+        (TF_TRAINING, [TF_LINE.format(100, "runs/a/model/model.ckpt..")], True),
+    ],
+)
+def test_training_is_ending_from_its_last_snapshot_on_unless_a_rank_was_killed(
+    tmp_path: Path, training: Training, log: list[str], ending: bool
+) -> None:
+    tail = LogTail(tmp_path / "log", ProgramLog() if training is TF_TRAINING else None)
+    tail.path.write_text("".join(f"{line}\n" for line in log))
+    tail.read(to_end=True)
+    assert is_ending(tail, training) is ending
 
 
 def test_only_a_phase_that_is_to_be_stopped_may_stop_early(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.ranks import Pulse, RankPulse, Silence, find_unstarted
+from caffe_recipes.cluster.ranks import Pulse, RankPulse, Silence, Straggler, find_unstarted
 from caffe_recipes.run.trainer_log import (
     BLOCKED_S,
     SILENT_S,
@@ -217,6 +217,23 @@ def test_a_rank_that_waits_for_a_disk_is_only_suspected_until_the_log_stalls(sce
     assert trouble is not None
     assert trouble.host == "node2"
     assert trouble.what.endswith("rank 1 is waiting for a disk")
+
+
+def test_a_rank_that_has_ended_is_named_unless_training_is_ending_or_stalls(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    train(scene, dog, tail, every_s=1)
+    scene.hold_up("R")
+    scene.pulses["node2"] = [Pulse("node2", scene.now + at, (), frozenset({1})) for at in (0, 5, 10)]
+    assert pass_time(scene, dog, tail, BLOCKED_S + 1) is None
+    assert dog.suspect == Straggler("node2", 1, "rank 1 has ended while others continue")
+    assert dog.look(tail, is_ending=True) is None
+    assert dog.suspect is None
+    scene.now += STALL_S
+    for _ in range(round(STALL_S)):
+        scene.now += 1
+        trouble = dog.look(tail, is_ending=True)
+    assert trouble is not None
+    assert trouble.host == "node2"
 
 
 def start_ranks(scene: Scene, dog: Watchdog, tail: LogTail, beats: int) -> Trouble | None:
