@@ -140,7 +140,9 @@ def _train(recipe: AnyRecipe, run: HorovodRun) -> _Script:
         f"{describe_count(run.intra_threads, 'thread')} in each.",
     )
     title = f"Train on {cluster.ranks} workers, {cluster.global_batch:,} images per step."
-    return _Script("tf_train.sh", title, paths, argv, 8, notes, imports=True, read='"$data"')
+    # MPICH's hydra binds no rank by default, Intel's does; the variable keeps the source's arguments.
+    settings = 'HYDRA_BINDING="${HYDRA_BINDING-socket}"' if cluster.ranks_per_node > 1 else ""
+    return _Script("tf_train.sh", title, paths, argv, 8, notes, settings, imports=True, read='"$data"')
 
 
 def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:

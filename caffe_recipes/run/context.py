@@ -49,7 +49,7 @@ from caffe_recipes.run.events import Chosen, Event, Notice
 from caffe_recipes.run.folders import RUNS, check_root, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
-from caffe_recipes.run.plan import find_trainer, plan_launch
+from caffe_recipes.run.plan import bind_ranks, find_trainer, plan_launch
 from caffe_recipes.run.process import StartTrainer, launch_trainer
 from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.trainer import RunPlan, Trainer
@@ -238,7 +238,7 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
 
     program = trainer.find_program(root, path, profile)
     check_own_root(root, [root / (profile.container.image if profile.container else program)])
-    known, refused = drop_refused_options(profile, path)
+    known, refused = drop_refused_options(bind_ranks(profile, recipe), path)
     own = trainer.environment(root)
     environment = {**own, **plan_launch(recipe, profile, names, "", path).process_environment()}
     return Setting(

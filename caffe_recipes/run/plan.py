@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caffe_recipes.cluster.launcher import RankLaunch, mlsl_environment, thread_environment
+from caffe_recipes.cluster.launcher import HYDRA, RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe, TensorFlowRecipe
@@ -53,6 +53,20 @@ def find_step(recipe: AnyRecipe, phase: str, folder: str = "") -> Training:
 def plan_files(recipe: AnyRecipe) -> dict[str, str]:
     """Return the files that a run writes under the Caffe root: {path: text}."""
     return find_trainer(recipe).files()
+
+
+def bind_ranks(profile: Profile, recipe: AnyRecipe) -> Profile:
+    """Return the profile with hydra's option that binds each of several ranks on a node to a socket.
+
+    Only if the trainer's ranks do not pin their threads themselves, and the profile's options bind none.
+    MPICH's hydra binds no rank by default. Intel's does so by I_MPI_PIN, and ignores the option.
+    """
+    launcher = profile.launcher
+    is_bound = any("-bind" in option for option in launcher.options)
+    if is_bound or launcher.program != HYDRA or recipe.cluster.ranks_per_node == 1:
+        return profile
+    options = (*launcher.options, *find_trainer(recipe).binding)
+    return profile.model_copy(update={"launcher": launcher.model_copy(update={"options": options})})
 
 
 def plan_launch(

@@ -34,7 +34,7 @@ PYTHONPATH=$programs:$here # with tf_rates.py, beside this script on every node
 for path in "${given[@]}"; do [[ $path != /* ]] || PYTHONPATH+=:$path; done
 export PYTHONPATH
 python -P -c '' 2>/dev/null || { printf 'tf-256n-90ep: python is not found, or is older than Python 3.11; activate a newer one\n' >&2; exit 2; }
-exec mpirun -np 512 -ppn 2 python -P "$RESNET_DIR"/resnet_main.py \
+HYDRA_BINDING="${HYDRA_BINDING-socket}" exec mpirun -np 512 -ppn 2 python -P "$RESNET_DIR"/resnet_main.py \
   --train_batch_size 24576 --train_steps 4680 --num_intra_threads 22 --num_inter_threads 2 \
   --data_dir="$TRAIN_DIR" \
   --model_dir "$MODEL_DIR"/model_batch_24k_90ep --use_tpu=False --kmp_blocktime 1

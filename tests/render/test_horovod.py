@@ -181,6 +181,15 @@ def test_the_hosts_are_named_in_either_hydra_s_variable() -> None:
     assert "I_MPI_HYDRA_HOST_FILE (Intel MPI)" in text
 
 
+def test_two_ranks_a_node_are_bound_to_sockets_by_mpich_unless_the_user_says_how() -> None:
+    script = FILES[f"{FOLDER}/tf_train.sh"]
+    assert '\nHYDRA_BINDING="${HYDRA_BINDING-socket}" exec mpirun -np 512 -ppn 2 ' in script
+    recipe = load_any_recipe("tf-256n-90ep")
+    cluster = recipe.cluster.model_copy(update={"ranks_per_node": 1})
+    alone = render_horovod(recipe.model_copy(update={"cluster": cluster}))[f"{FOLDER}/tf_train.sh"]
+    assert "HYDRA_BINDING" not in alone
+
+
 def test_training_finds_the_schedule_beside_its_script(tmp_path: Path) -> None:
     _, record = run_script(tmp_path, "tf_train.sh", PATHS)
     assert str(tmp_path / FOLDER) in record.with_suffix(".path").read_text().split(":")

@@ -6,9 +6,9 @@ import pytest
 
 from caffe_recipes.cluster.profiles import load_profile, parse_profile
 from caffe_recipes.recipe.model import Mlsl
-from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
 from caffe_recipes.run.context import find_profile
-from caffe_recipes.run.plan import find_servers, plan_chain, plan_launch
+from caffe_recipes.run.plan import bind_ranks, find_servers, plan_chain, plan_launch
 from tests.shipped import OF_CAFFE
 
 PREFIX = "models/intel_optimized_models/multinode/resnet50_custom_lr"
@@ -52,6 +52,27 @@ def test_the_published_launch_and_environment_are_kept() -> None:
         "OMP_NUM_THREADS": "22",
         "KMP_AFFINITY": "granularity=fine,compact,1,0",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "per_node", "launcher", "options"),
+    [
+        ("tf-256n-8k-90ep", 2, "{options: [-PSM2]}", ("-PSM2", "-bind-to socket")),
+        ("tf-256n-8k-90ep", 1, "{}", ()),
+        ("tf-256n-8k-90ep", 2, "{options: [-bind-to numa]}", ("-bind-to numa",)),
+        ("tf-256n-8k-90ep", 2, "{options: [--bind-to=none]}", ("--bind-to=none",)),
+        ("tf-256n-8k-90ep", 2, "{program: srun}", ()),
+        ("digits-local", 2, "{}", ()),
+    ],
+)
+def test_several_ranks_of_tensorflow_on_a_node_are_bound_to_sockets_unless_the_profile_binds_them(
+    name: str, per_node: int, launcher: str, options: tuple[str, ...]
+) -> None:
+    profile = parse_profile(f"{{name: p, title: p, launcher: {launcher}}}", "p.yaml")
+    recipe = load_tensorflow_run(name) if name.startswith("tf-") else load_recipe(name)
+    cluster = recipe.cluster.model_copy(update={"ranks_per_node": per_node})
+    recipe = recipe.model_copy(update={"cluster": cluster})
+    assert bind_ranks(profile, recipe).launcher.options == options
 
 
 @pytest.mark.parametrize("program", ["mpiexec.hydra", "srun", "ibrun"])
