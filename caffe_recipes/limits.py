@@ -45,7 +45,7 @@ MOST_GIT_S = 600.0
 MOST_RECORD_FILES = 100_000  # of a set of TFRecords; a manifest could claim any number of names
 MOST_HOSTS = 100_000
 MOST_STATUS_RUNS = 1_000  # that one `status` reads
-MOST_ASKED_JOBS = 100  # of a submission, each of which may take a call of Slurm
+MOST_ASKED_JOBS = 100  # of a submission, of which those that Slurm still knows take a call each
 MOST_HOSTFILE_BYTES = 10_000_000
 MOST_NODELIST_BYTES = 1_000_000  # of a line of a hostfile, too
 

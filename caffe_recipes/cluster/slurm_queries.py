@@ -427,13 +427,33 @@ def join_complaints(stderr: str) -> str:
 def _ask_controller(
     host: Host, ids: Collection[int], names: Collection[str], cluster: str
 ) -> tuple[Job, ...]:
-    """Return the jobs known to the controller, with the fields of `scontrol show job`."""
-    listed = {job.job_id: job for job in _list_named(host, names, cluster)}
+    """Return the jobs known to the controller, with the fields of `scontrol show job`.
+
+    Since scontrol shows a single job, it is asked only for those of several `ids` that squeue lists.
+    """
+    named = {job.job_id: job for job in _list_named(host, names, cluster)}
+    listed = dict(named)
+    if len({*ids}) > 1:
+        by_id = _list_by_id(host, ids, cluster)
+        listed |= {job.job_id: job for job in by_id}
+        # The label of an array's task, or of a component, begins with the id that was submitted.
+        known = {int(number) for job in by_id for number in (job.job_id, re.split("[_+]", job.label)[0])}
+        ids = [job_id for job_id in ids if job_id in known]
     found = []
-    for job_id in dict.fromkeys([*ids, *listed]):
+    for job_id in dict.fromkeys([*ids, *named]):
         shown = _show(host, job_id, cluster)
         found += shown or ([listed[job_id]] if job_id in listed else [])
     return tuple(found)
+
+
+def _list_by_id(host: Host, ids: Collection[int], cluster: str) -> tuple[Job, ...]:
+    which = f"--jobs={','.join(map(str, dict.fromkeys(ids)))}"
+    argv = ["squeue", "--all", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", which]
+    argv = on_cluster(argv, cluster)
+    done = run_command(host, argv)
+    if done.returncode != 0 and _UNKNOWN.search(done.stderr):
+        return ()
+    return parse_squeue(_read(host, argv, done))
 
 
 def _list_named(host: Host, names: Collection[str], cluster: str) -> list[Job]:

@@ -15,6 +15,7 @@ from caffe_recipes.cluster.slurm_queries import (
     ask_partitions,
     find_jobs,
     has_slurm,
+    parse_scontrol_jobs,
 )
 from caffe_recipes.errors import CommandTimedOut
 from tests.stand_in_host import StandInHost
@@ -60,10 +61,36 @@ def answer_by_job(recorded: str) -> Callable[[tuple[str, ...]], Completed]:
 
 
 def test_jobs_are_found_by_number_in_their_longest_form_the_last_first(recorded: Recorded) -> None:
-    slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")))
+    slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), squeue=rows_of(recorded))
     jobs = find_jobs(slurm.host, ids=[4714, 4717, 99])
     assert [(job.job_id, job.state) for job in jobs] == [(4717, State.PENDING), (4714, State.TIMEOUT)]
     assert jobs[0].dependency == "afterok:4715(failed)"
+
+
+def rows_of(recorded: Recorded) -> Callable[[tuple[str, ...]], Completed]:
+    """Answer as squeue does for a list of job ids, by the jobs that scontrol knows."""
+
+    def answer(argv: tuple[str, ...]) -> Completed:
+        asked = next(word.partition("=")[2] for word in argv if word.startswith("--jobs=")).split(",")
+        known = [job.job_id for job in parse_scontrol_jobs(recorded("scontrol_jobs"))]
+        rows = [f"{each}|{each}|PENDING|1|p|1:00|N/A|N/A|N/A||None|a" for each in known if str(each) in asked]
+        return Completed(0, "\n".join(rows), "")
+
+    return answer
+
+
+def test_many_jobs_take_one_call_and_one_more_for_each_that_slurm_still_knows(recorded: Recorded) -> None:
+    slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), squeue=rows_of(recorded))
+    jobs = find_jobs(slurm.host, ids=[4714, 4717, *range(100, 250)])
+    assert {job.job_id for job in jobs} == {4717, 4714}
+    assert [command[0] for command in slurm.asked] == ["squeue", "scontrol", "scontrol", "sacct"]
+
+
+def test_each_task_of_an_array_that_slurm_lists_is_found() -> None:
+    row = "13|12_1|RUNNING|1|p|1:00|N/A|N/A|N/A||None|a\n"
+    shown = "JobId=13 ArrayJobId=12 ArrayTaskId=1 JobName=a UserId=b(1) JobState=RUNNING Reason=None ExitCode=0:0\n"
+    slurm = Answers(squeue=Completed(0, row, ""), scontrol=Completed(0, shown, ""))
+    assert [job.label for job in find_jobs(slurm.host, ids=[12, 99])] == ["12_1"]
 
 
 def test_names_are_matched_exactly(recorded: Recorded) -> None:
@@ -123,7 +150,7 @@ def test_accounting_knows_jobs_that_the_controller_has_forgotten_and_who_cancell
     recorded: Recorded,
 ) -> None:
     sacct = Completed(0, recorded("sacct"), "")
-    slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), sacct=sacct)
+    slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), sacct=sacct, squeue=rows_of(recorded))
     jobs = {job.job_id: job for job in find_jobs(slurm.host, ids=[4719, 4740, 4714])}
     assert jobs[4719].cancelled_by == 1000
     assert jobs[4719].exit_code == 0
@@ -147,7 +174,7 @@ def test_without_accounting_jobs_forgotten_by_the_controller_are_not_found() -> 
 
 def test_an_accounting_outage_matters_only_for_jobs_unknown_to_the_controller(recorded: Recorded) -> None:
     away = Completed(1, "", "sacct: error: Problem talking to the database: Connection refused\n")
-    slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), sacct=away)
+    slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), sacct=away, squeue=rows_of(recorded))
     (job,) = find_jobs(slurm.host, ids=[4719])
     assert (job.state, job.cancelled_by) == (State.CANCELLED, None)
     with pytest.raises(SchedulerAway, match="Problem talking to the database") as caught:

@@ -160,7 +160,7 @@ def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[R
                 damaged.append(RunStatus(f"{recipe}{SUFFIX}", recipe, unreadable=error))
         if not found and not submitted and not damaged:
             _check_root(files, options.root)
-        return sorted([*_join(found, submitted, runs.ask), *damaged], key=lambda each: each.recipe)
+        return sorted([*_join(found, submitted, files, runs.ask), *damaged], key=lambda each: each.recipe)
 
 
 def find_status(
@@ -193,7 +193,7 @@ def find_status(
             earlier=_find_earlier(files, runs.path, status),
         )
         latest = submitted.latest if is_latest or _is_of(status, submitted.latest) else ()
-        status = _with_jobs(status, query_jobs((*latest, *_by_hand(status, submitted)), runs.ask))
+        status = _with_jobs(status, query_jobs((*latest, *_by_hand(status, submitted, files)), runs.ask))
         is_ours = any(job.submission.is_ours for job in status.jobs)
         if reach and status.state == "unknown" and not is_ours and status.run is not None:
             follower = Follower(files, status.run.reporter.say, env, once=True)
@@ -298,7 +298,9 @@ def _join_leftovers(status: RunStatus, found: Mapping[str, Leftovers]) -> Leftov
     return Leftovers("; ".join(each.text for each in left), any(each.trains for each in left))
 
 
-def _join(found: Sequence[RunStatus], submitted: dict[str, Submissions], ask: Ask) -> list[RunStatus]:
+def _join(
+    found: Sequence[RunStatus], submitted: dict[str, Submissions], files: RunFiles, ask: Ask
+) -> list[RunStatus]:
     """Add the jobs to the runs that they started, resumed, or are going to; Slurm is asked once for all."""
     joined = sorted(found, key=lambda each: (each.recipe, -_number(each)))
     for index, (newer, older) in enumerate(pairwise(joined), start=1):
@@ -307,7 +309,7 @@ def _join(found: Sequence[RunStatus], submitted: dict[str, Submissions], ask: As
             joined[index] = replace(older, later=later)
     by_hand: dict[str, tuple[Submission, ...]] = {}  # for the latest run of each recipe
     for each in joined:
-        by_hand.setdefault(each.recipe, _by_hand(each, submitted.get(each.recipe, Submissions())))
+        by_hand.setdefault(each.recipe, _by_hand(each, submitted.get(each.recipe, Submissions()), files))
     groups = {recipe: submissions.latest for recipe, submissions in submitted.items()}
     everything = [each for group in (*groups.values(), *by_hand.values()) for each in group]
     seen = dict(zip(everything, query_jobs(everything, ask), strict=True))
@@ -329,14 +331,15 @@ def _join(found: Sequence[RunStatus], submitted: dict[str, Submissions], ask: As
     return sorted(joined, key=lambda each: each.recipe)
 
 
-def _by_hand(status: RunStatus, submitted: Submissions) -> tuple[Submission, ...]:
+def _by_hand(status: RunStatus, submitted: Submissions, files: RunFiles) -> tuple[Submission, ...]:
     """Return a submission for the job of an unfinished run if the user submitted that with sbatch."""
     run = status.run
     if run is None or run.job_id is None or run.is_complete or run.last_s is None:
         return ()
     if any(each.job_id == run.job_id for each in submitted.all):
         return ()
-    return (submitted_by_hand(status.recipe, run.job_id, run.last_s),)
+    by_hand = submitted_by_hand(status.recipe, run.job_id, run.last_s)
+    return (replace(by_hand, is_foreign=not files.is_own(f"{run.path}/{JOURNAL}")),)
 
 
 def _with_jobs(status: RunStatus, jobs: Sequence[SubmittedJob]) -> RunStatus:

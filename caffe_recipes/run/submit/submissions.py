@@ -269,8 +269,7 @@ def submitted_by_hand(recipe: str, job_id: int, time_s: float) -> Submission:
 def query_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SubmittedJob, ...]:
     """Return the job of each submission according to Slurm, in order.
 
-    Refused and foreign submissions are not queried, nor are more than the latest MOST_ASKED_JOBS: each may
-    take a call.
+    Refused and foreign submissions are not queried, nor are more than the latest MOST_ASKED_JOBS.
     """
     wanted = (each for each in submissions if each.outcome != "refused" and not each.is_foreign)
     asked = [*wanted][-MOST_ASKED_JOBS:]

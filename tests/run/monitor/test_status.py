@@ -140,6 +140,15 @@ def test_slurm_is_not_asked_about_the_jobs_in_another_user_s_journal(place: Plac
     assert StatusViewer(place).one(ask=no_slurm).state == "unknown"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_slurm_is_not_asked_about_the_job_that_another_user_s_run_names(place: Place) -> None:
+    folder = write_run(place.root, place.recipe, started(host="node7", job="50"), launched(), log=LOG)
+    os.chown(folder / "journal.jsonl", 54321, 54321)
+    (found,) = StatusViewer(place).all(no_slurm)
+    assert "Slurm is not asked about jobs in another user's journal" in summarize_status(found)
+    assert StatusViewer(place).one(ask=no_slurm).state == "unknown"
+
+
 def test_slurm_is_asked_about_the_latest_hundred_jobs_of_a_submit(place: Place) -> None:
     submit(place, *(f"p{number}" for number in range(150)))
     asked: list[int] = []

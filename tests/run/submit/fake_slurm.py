@@ -105,11 +105,11 @@ class FakeSlurm:
     def _squeue(self, call: tuple[str, ...]) -> Completed:
         if not self._is_asked(call):
             return Completed(0, "", "")
-        names = _option(call, "--name").split(",")
+        names, ids = _option(call, "--name").split(","), _option(call, "--jobs").split(",")
         lines = [
             f"{job.job_id}|{job.job_id}|{job.state}|1|debug|30:00|N/A|N/A|N/A||{job.reason}|{job.name}\n"
             for job in self.jobs.values()
-            if job.name in names and _option(call, "--user") == str(job.user_id)
+            if str(job.job_id) in ids or (job.name in names and _option(call, "--user") == str(job.user_id))
         ]
         return Completed(0, "".join(lines), "")
 
@@ -151,4 +151,4 @@ class FakeSlurm:
 
 
 def _option(call: tuple[str, ...], name: str) -> str:
-    return next(word.partition("=")[2] for word in call if word.startswith(f"{name}="))
+    return next((word.partition("=")[2] for word in call if word.startswith(f"{name}=")), "")
