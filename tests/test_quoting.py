@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caffe_recipes.errors import PrototxtError
+from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.quoting import hiding_foreign_text, is_quotable, refuse_foreign_link
+from caffe_recipes.run.context import find_hosts
 from tests.cli.command_line import call_main
 
 TOKEN = "hunter2secret: 1\n"
@@ -110,6 +111,33 @@ def test_a_script_that_a_link_leads_to_is_not_quoted(token: Path, words: str, wh
     (folder / "run.sh").symlink_to(script)
     done = call_main(*words.split(), folder)
     assert ("hunter2" in done.stdout + done.stderr) == (where == "within" and words != "adopt")
+
+
+@pytest.mark.parametrize("words", ["lint", "summary", "fmt --check", "upgrade --check", "lr", "diff"])
+def test_a_link_that_the_user_names_is_quoted_as_the_file_itself_is(token: Path, words: str) -> None:
+    link = token.parent.parent / "given/mine.prototxt"
+    link.symlink_to(token)
+    done = call_main(*words.split(), *[link] * (2 if words == "diff" else 1))
+    assert "mine.prototxt:1:1: NetParameter has no field 'hunter2secret'" in done.stdout + done.stderr
+
+
+def test_generate_compares_with_a_folder_that_the_user_names_by_a_link(token: Path) -> None:
+    base = token.parent.parent
+    assert call_main("generate", "digits-local", "--out", base / "given").returncode == 0
+    (base / "given/prototxt/digits-local/solver_init.prototxt").write_text(TOKEN)
+    (base / "here/out").symlink_to(base / "given")
+    done = call_main("generate", "digits-local", "--check", "--out", base / "here/out")
+    assert "hunter2" in done.stdout + done.stderr
+
+
+def test_why_a_hostfile_that_is_a_link_is_not_one_is_hidden_unless_it_was_named(token: Path) -> None:
+    root = token.parent.parent / "root"
+    (root / "hostfile").symlink_to(token)
+    with pytest.raises(InputError, match="is a link to a file that is not a hostfile") as caught:
+        find_hosts(root, None)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(InputError, match="'hunter2secret: 1' is not a host"):
+        find_hosts(root, root / "hostfile")
 
 
 def test_a_net_that_a_solver_names_elsewhere_is_not_fixed_or_shown(token: Path) -> None:

@@ -41,6 +41,7 @@ from caffe_recipes.cluster.profiles import Launcher, Profile, find_caffe_root, l
 from caffe_recipes.cluster.remote import NodeRefusal, check_trust
 from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.quoting import is_quotable
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import split_row
 from caffe_recipes.render.scripts import STOP_GRACE_S
@@ -402,7 +403,7 @@ def find_hosts(root: Path, given: Path | None, min_hosts: int = 0) -> FoundHosts
     if hostfile is None:
         return FoundHosts(job, "the Slurm job" if job else default)
     if job is None:
-        return FoundHosts(load_hostfile(hostfile), hostfile)
+        return FoundHosts(load_hostfile(given) if given else _load_default(root), hostfile)
     if given is not None:
         hosts = load_hostfile(given)
         what = _describe_strangers(hosts, job)
@@ -410,7 +411,7 @@ def find_hosts(root: Path, given: Path | None, min_hosts: int = 0) -> FoundHosts
             raise InputError(given, what, "leave out --hostfile to use the job's hosts")
         return FoundHosts(hosts, given)
     try:
-        hosts = load_hostfile(default)
+        hosts = _load_default(root)
     except InputError as error:
         return FoundHosts(job, "the Slurm job", error.without_hint)
     count = describe_count(len(hosts), "host")
@@ -419,6 +420,18 @@ def find_hosts(root: Path, given: Path | None, min_hosts: int = 0) -> FoundHosts
     if what:
         return FoundHosts(job, "the Slurm job", f"{default} {what}")
     return FoundHosts(hosts, default)
+
+
+def _load_default(root: Path) -> tuple[str, ...]:
+    """Return the hosts of the Caffe root's hostfile; an error does not quote a file that it is a link to."""
+    path = root / "hostfile"
+    try:
+        return load_hostfile(path)
+    except InputError:
+        if is_quotable(path, root):
+            raise
+        what = "is a link to a file that is not a hostfile"
+        raise InputError(path, what, f"give it as --hostfile {path}, to see why") from None
 
 
 def _describe_strangers(hosts: Sequence[str], job: Sequence[str]) -> str:
