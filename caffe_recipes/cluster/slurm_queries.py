@@ -448,8 +448,8 @@ def _ask_controller(
 
 def _list_by_id(host: Host, ids: Collection[int], cluster: str) -> tuple[Job, ...]:
     which = f"--jobs={','.join(map(str, dict.fromkeys(ids)))}"
-    argv = ["squeue", "--all", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", which]
-    argv = on_cluster(argv, cluster)
+    words = ["squeue", "--all", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", which]
+    argv = on_cluster(words, cluster)
     done = run_command(host, argv)
     if done.returncode != 0 and _UNKNOWN.search(done.stderr):
         return ()
