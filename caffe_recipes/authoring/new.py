@@ -30,7 +30,7 @@ from caffe_recipes.recipe.graph import epochs_of, find_leaves, model_epochs, tot
 from caffe_recipes.recipe.model import OUR_TRAINER, Phase, Recipe
 from caffe_recipes.recipe.paper_rules import Cycles, PlannedPhase, Schedule, plan_phases
 from caffe_recipes.render.prototxts import build_net
-from caffe_recipes.wording import describe_count
+from caffe_recipes.wording import describe_count, join_names
 
 _NET_FROM = "zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."
 _HORIZON = "lr_iter: where the rate would reach 0; the last update uses the first rate of the next phase."
@@ -504,7 +504,12 @@ def _decay_lines(batch: int, schedule: Schedule) -> Iterator[str]:
         yield f"It grows in {steps} before, as V-C and VI advise for very large batches. From"
         yield f"{paper_rules.LARGE_BATCH:,} images on, the number of steps and the factor are our choice."
     elif batch >= paper_rules.LARGE_BATCH:
-        yield "For very large batches, V-C and VI advise more steps: a `weight_decay` in each phase."
+        ends = paper_rules.SMALL_WEIGHT_DECAY, paper_rules.WEIGHT_DECAY
+        first, *others = paper_rules.ramp_decays(*ends, schedule.cycles.count + 1)
+        within = join_names([f"{decay:f}".rstrip("0") for decay in others])
+        yield "For very large batches, V-C and VI advise more steps: a `weight_decay` in each phase,"
+        before = f"{first:f}".rstrip("0")
+        yield f"such as {before} before the cycles, then {within} in them."
 
 
 def _comments(

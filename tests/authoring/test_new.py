@@ -98,6 +98,7 @@ def test_the_weight_decay_of_a_very_large_batch_grows_in_steps_as_the_paper_advi
 def test_with_cycles_a_very_large_batch_is_told_how_the_weight_decay_could_grow() -> None:
     made = make_new(RecipeRequest(1_281_167, 32_768, 100, cycles=2))
     assert "V-C and VI advise more steps: a `weight_decay` in each phase" in made.text
+    assert "such as 0.00005 before the cycles, then 0.000063 and 0.000079 in them." in made.text
 
 
 def lint_made(made: NewRecipe, folder: Path) -> list[str]:
