@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from caffe_recipes.cluster.staging.plan import CopyRates, chain_s, copy_s
+from caffe_recipes.cluster.staging.plan import STAGING_S, CopyRates, How
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.accuracy import Target, describe_target
 from caffe_recipes.recipe.graph import find_evaluated, images_of, total_images
@@ -54,10 +54,11 @@ class Duration:
         return _ROUND_TO_S * math.ceil((1 + _MARGIN) * self.total_s / _ROUND_TO_S)
 
 
-def estimate_duration(recipe: AnyRecipe, phase: str | None = None) -> Duration | None:
+def estimate_duration(recipe: AnyRecipe, phase: str | None = None, how: How | None = None) -> Duration | None:
     """Return the time of the chain, or of one phase; None if the source does not report the speed.
 
-    For TFRecords, whose size a recipe does not say, no staging is counted.
+    The data are staged by the method `how`, or by the quicker one, as in `find_staging`. For TFRecords, whose
+    size a recipe does not say, no staging is counted.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> recipe = load_recipe("stampede2-64n-72ep")
@@ -71,17 +72,18 @@ def estimate_duration(recipe: AnyRecipe, phase: str | None = None) -> Duration |
         images = (total_images(recipe), _FORWARD * recipe.tested_images * recipe.cluster.ranks)
         training_s, evaluation_s = (number / pace.images_per_s for number in images)
         return Duration(training_s, 0.0, evaluation_s, _joins_s(recipe.cluster.nodes, phases=1))
-    return duration_at(recipe, pace.images_per_s, phase)
+    return duration_at(recipe, pace.images_per_s, phase, how=how)
 
 
-def describe_limits(recipe: AnyRecipe, phases: Sequence[str | None]) -> str:
+def describe_limits(recipe: AnyRecipe, phases: Sequence[str | None], how: How | None = None) -> str:
     """Return what the time limits of some jobs assume, one for each phase, or one for the chain (None)."""
     pace = _source_pace(recipe)
-    found = [one for phase in phases if (one := estimate_duration(recipe, phase))]
+    found = [one for phase in phases if (one := estimate_duration(recipe, phase, how))]
     if pace is None or not found:
         return ""
     each = " for each job" if len(found) > 1 else ""
-    staging = find_staging(recipe, recipe.cluster.nodes, CopyRates()) if isinstance(recipe, Recipe) else ()
+    nodes = recipe.cluster.nodes
+    staging = find_staging(recipe, nodes, CopyRates(), how) if isinstance(recipe, Recipe) else ()
     parts = [f"training {_sum(found, 'training_s')} at {pace.images_per_s:,.0f} images/s ({pace.source})"]
     if staging:
         first, *others = (f"by {way.how}{each} {describe_duration(way.seconds)}" for way in staging)
@@ -111,12 +113,14 @@ def duration_at(
     rates: CopyRates | None = None,
     *,
     nodes: int | None = None,
+    how: How | None = None,
 ) -> Duration:
     """Return the time of the chain, or of one phase, at a speed; `nodes` may differ from the recipe's.
 
-    training_s = iterations x global batch / images per second. staging_s: the quicker of `chain` and `copy`,
-    as `stage` chooses, at the machine's `rates` if known. evaluation_s: one process tests in a third of the
-    time in which one rank trains, since it only computes the forward pass; it counts with the last phase.
+    training_s = iterations x global batch / images per second. staging_s: by the method `how`, by default the
+    quicker of `chain` and `copy`, as `stage` chooses, at the machine's `rates` if known. evaluation_s: one
+    process tests in a third of the time in which one rank trains, since it only computes the forward pass; it
+    counts with the last phase.
     """
     nodes = nodes or recipe.cluster.nodes
     phases = recipe.phases if phase is None else (recipe.phase(phase),)
@@ -125,7 +129,7 @@ def duration_at(
         test = recipe.data.test  # if the data are as in the net, so is the batch size
         each = test.images if recipe.data.is_in_net else recipe.evaluation.iterations * test.batch_size
         tested = each * len(find_evaluated(recipe))
-    staging = find_staging(recipe, nodes, rates or CopyRates())
+    staging = find_staging(recipe, nodes, rates or CopyRates(), how)
     return Duration(
         training_s=sum(images_of(recipe, each) for each in phases) / images_per_s,
         staging_s=staging[0].seconds if staging else 0.0,
@@ -280,16 +284,20 @@ def _phases(recipe: Recipe, shape: Shape, images_per_s: float, target: Target | 
         yield PhaseTime(name, iterations, images / all_images, images / images_per_s)
 
 
-def find_staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...]:
-    """Return the ways of staging that work everywhere, the quickest first; none if the size is unknown."""
+def find_staging(recipe: Recipe, nodes: int, rates: CopyRates, how: How | None = None) -> tuple[Staging, ...]:
+    """Return the ways of staging that work everywhere, the quickest first; none if the size is unknown.
+
+    Before them, the method `how`, if the user has chosen one.
+    """
     train = recipe.data.train
     if train.size_gb is None:
         return ()
     size = math.ceil(train.size_gb * 1e9)
     # A path below the Caffe root is one folder that all nodes share.
     hosts = nodes if PurePosixPath(train.lmdb).is_absolute() else 1
-    ways = (Staging("chain", chain_s(size, hosts, rates)), Staging("copy", copy_s(size, hosts, rates)))
-    return tuple(sorted(ways, key=lambda way: way.seconds))
+    methods: list[How] = ["chain", "copy", *([how] if how else [])]
+    ways = (Staging(way, STAGING_S[way](size, hosts, rates)) for way in dict.fromkeys(methods))
+    return tuple(sorted(ways, key=lambda way: (way.how != how, way.seconds)))
 
 
 def _tensorflow_notes(recipe: Recipe, pace: Pace) -> Iterator[str]:

@@ -17,6 +17,7 @@ import jinja2
 from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.cluster.slurm_jobs import render_limit
+from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
 from caffe_recipes.recipe.model import (
@@ -175,9 +176,12 @@ def render_jobs(recipe: AnyRecipe) -> dict[str, str]:
 TRAINING_JOB = "tf_train.sbatch"
 
 
-def limit_s(recipe: AnyRecipe, phase: str | None = None) -> int | None:
-    """Return the time limit in seconds for the chain or a phase; None if its speed is unknown."""
-    duration = estimate_duration(recipe, phase)
+def limit_s(recipe: AnyRecipe, phase: str | None = None, how: How | None = None) -> int | None:
+    """Return the time limit in seconds for the chain or a phase; None if its speed is unknown.
+
+    `how` is the method of staging that the user has chosen, if any.
+    """
+    duration = estimate_duration(recipe, phase, how)
     return duration.limit_s if duration else None
 
 

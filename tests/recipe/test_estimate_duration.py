@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.cluster.staging.plan import CopyRates, chain_s
+from caffe_recipes.cluster.staging.plan import CopyRates, chain_s, copy_s
 from caffe_recipes.recipe.estimate import (
     Duration,
     describe_limits,
@@ -51,6 +51,15 @@ def test_1536_nodes_ask_an_hour_for_the_run_of_28_minutes_and_say_what_is_assume
         "staging by chain 4 min 00 s (by copy 3 h 35 min); "
         "starts and snapshots 9 min 00 s; evaluation 5 min 36 s; and a fifth more"
     )
+
+
+def test_a_method_of_staging_that_the_user_has_chosen_counts_and_is_named_first() -> None:
+    recipe = load_recipe("paper-t9-49152-1536n")
+    assert "staging by copy 3 h 35 min (by chain 4 min 00 s)" in describe_limits(recipe, [None], "copy")
+    assert "staging by ssh 14 h 20 min (by chain 4 min 00 s, by copy" in describe_limits(
+        recipe, [None], "ssh"
+    )
+    assert duration_at(recipe, 76_190, how="copy").staging_s == copy_s(42 * 10**9, 1536, CopyRates())
 
 
 def test_the_jobs_of_a_split_chain_stage_once_each() -> None:

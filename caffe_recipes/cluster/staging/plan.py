@@ -6,7 +6,7 @@ printed, to explain the choice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -83,6 +83,15 @@ def star_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
     2150
     """
     return max(hosts * size_bytes / rates.link, size_bytes / rates.disk)
+
+
+# The seconds that each method takes for so many bytes, to so many hosts.
+STAGING_S: Mapping[How, Callable[[int, int, CopyRates], float]] = {
+    "copy": copy_s,
+    "chain": chain_s,
+    "sbcast": star_s,
+    "ssh": star_s,
+}
 
 
 @dataclass(frozen=True)
@@ -219,12 +228,7 @@ def _estimate_ways(
     """Return every method with its estimated seconds; `unavailable` holds the others, with reasons."""
     count, link, shared = len(missing), describe_bytes(rates.link), describe_bytes(rates.shared)
     times = "once" if count == 1 else f"{count} times"
-    seconds: dict[How, float] = {
-        "copy": copy_s(size_bytes, count, rates),
-        "chain": chain_s(size_bytes, count, rates),
-        "sbcast": star_s(size_bytes, count, rates),
-        "ssh": star_s(size_bytes, count, rates),
-    }
+    seconds = {way: seconds_of(size_bytes, count, rates) for way, seconds_of in STAGING_S.items()}
     hosts = f"{describe_count(count, 'host')} {plural(count, 'passes', 'pass')}"
     why: dict[How, str] = {
         "copy": f"{describe_count(count, 'reader')} of a shared file system at {shared}/s",

@@ -20,6 +20,7 @@ from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partit
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit, render_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now
 from caffe_recipes.cluster.slurm_sbatch import Request
+from caffe_recipes.cluster.staging.plan import WAYS, How
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.config import write_key
 from caffe_recipes.errors import InputError, RecipeError
@@ -250,6 +251,12 @@ class SubmitOptions:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def how(self) -> How | None:
+        """The method of staging among the `arguments`; None if `run` chooses it in the job."""
+        given = dict(pairwise(self.arguments)).get("--how")
+        return next((way for way in WAYS if way == given), None)
+
 
 @dataclass(frozen=True)
 class JobStep:
@@ -412,12 +419,12 @@ def _find_steps(
 
 def _find_time(recipe: AnyRecipe, options: SubmitOptions, phase: str | None) -> float | None:
     """Return the time limit that the user gave, else the recipe's estimate with a margin, if there is one."""
-    return options.time_s if options.time_s is not None else limit_s(recipe, phase)
+    return options.time_s if options.time_s is not None else limit_s(recipe, phase, options.how)
 
 
 def describe_assumed(planned: PlannedJobs) -> str:
     """Return what the time limits of jobs assume that were submitted without --time."""
-    return describe_limits(planned.recipe, [step.phase for step in planned.steps])
+    return describe_limits(planned.recipe, [step.phase for step in planned.steps], planned.options.how)
 
 
 def describe_extrapolated(planned: PlannedJobs) -> str:
@@ -435,7 +442,8 @@ def describe_extrapolated(planned: PlannedJobs) -> str:
     except InputError:  # its speed is unknown, or TensorFlow trains it
         return ""
     speed = found.pace.images_per_s
-    limit = render_limit(max(duration_at(recipe, speed, step.phase).limit_s for step in planned.steps))
+    durations = [duration_at(recipe, speed, step.phase, how=options.how) for step in planned.steps]
+    limit = render_limit(max(duration.limit_s for duration in durations))
     phases = " for all phases" if options.split else ""
     return f"`estimate` gives {describe_limit(found.total_s)}{phases}: give e.g. --time {limit}"
 

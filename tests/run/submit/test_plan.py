@@ -9,7 +9,13 @@ from caffe_recipes.cluster.slurm_sbatch import Request
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate, write_files
-from caffe_recipes.run.submit.plan import SubmitOptions, build_request, plan_submission
+from caffe_recipes.run.submit.plan import (
+    PlannedJobs,
+    SubmitOptions,
+    build_request,
+    describe_assumed,
+    plan_submission,
+)
 
 if TYPE_CHECKING:
     from tests.run.submit.conftest import Desk
@@ -46,6 +52,26 @@ def test_a_recipe_whose_speed_is_known_asks_for_the_time_that_it_takes(tmp_path:
     assert (request.partition, request.dependency) == ("skx-normal", 7)
     assert request.arguments == ("--profile", "stampede2-skx")
     assert "RECIPE_FILE" not in request.environment
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_time_is_that_of_the_method_of_staging_that_the_job_will_use(tmp_path: Path, split: bool) -> None:
+    recipe = load_recipe("paper-t9-49152-1536n")
+    write_files(generate(recipe), tmp_path)
+
+    def plan(*arguments: str) -> PlannedJobs:
+        return plan_submission(
+            recipe, SubmitOptions(recipe.name, tmp_path, tmp_path, split=split, arguments=arguments)
+        )
+
+    quick, slow = plan("--retries", "2"), plan("--how", "copy", "--retries", "2")
+    assert len(quick.steps) == len(slow.steps)
+    for one, other in zip(quick.steps, slow.steps, strict=True):
+        assert one.time_s is not None
+        assert other.time_s is not None
+        assert other.time_s - one.time_s > 3.5 * 3600  # 1,536 nodes read 42 GB each at 5 GB/s in all
+    assert "staging by chain" in describe_assumed(quick)
+    assert "staging by copy" in describe_assumed(slow)
 
 
 def test_spares_are_requested_on_top_of_the_nodes_of_the_recipe(desk: Desk) -> None:
