@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hosts import LocalHost
@@ -194,12 +195,20 @@ def test_a_file_that_is_not_a_mean_image_fails_the_preflight(place: Place) -> No
 def test_a_mean_image_of_another_size_than_the_images_is_found(place: Place) -> None:
     use_mean(place)
     write_mean(place.root / MEAN, 3, 32, 28)
-    what = "has an image of 28x28 pixels and 3 channels, but mean_file is of 28x32 pixels and 3 channels; "
     found = preflight(place)
-    assert found.keys() == {"training data", "test data", "lint"}
-    assert found["training data"].startswith(f"{place.root}/data/train_lmdb: {what}")
-    write_mean(place.root / MEAN, 1, 28, 28)
-    assert "but mean_file is of 28x28 pixels and 1 channel; " in preflight(place)["test data"]
+    assert found.keys() == {"lint"}, "it is reported once"
+    assert "is a mean of 28x32 pixels and 3 channels, but the first record of" in found["lint"]
+
+
+def test_a_mean_image_that_fits_only_the_first_image_is_found_in_the_data(place: Place) -> None:
+    use_mean(place)
+    write_mean(place.root / MEAN, 3, 28, 28)
+    shutil.rmtree(place.root / "data/train_lmdb")
+    sizes = [28] * 127 + [30]
+    images = [pb.Datum(channels=3, height=px, width=28, data=bytes(3 * px * 28), label=0) for px in sizes]
+    write_datums(place.root / "data/train_lmdb", [(f"{i:03}", image) for i, image in enumerate(images)])
+    what = "has an image of 28x30 pixels and 3 channels, but mean_file is of 28x28 pixels and 3 channels; "
+    assert preflight(place)["training data"].startswith(f"{place.root}/data/train_lmdb: {what}")
 
 
 def test_the_mean_file_of_the_evaluation_is_read_on_this_machine(place: Place) -> None:
