@@ -88,7 +88,8 @@ def test_many_jobs_take_one_call_and_one_more_for_each_that_slurm_still_knows(re
 
 def test_each_task_of_an_array_that_slurm_lists_is_found() -> None:
     row = "13|12_1|RUNNING|1|p|1:00|N/A|N/A|N/A||None|a\n"
-    shown = "JobId=13 ArrayJobId=12 ArrayTaskId=1 JobName=a UserId=b(1) JobState=RUNNING Reason=None ExitCode=0:0\n"
+    task = "JobId=13 ArrayJobId=12 ArrayTaskId=1 JobName=a UserId=b(1)"
+    shown = f"{task} JobState=RUNNING Reason=None ExitCode=0:0\n"
     slurm = Answers(squeue=Completed(0, row, ""), scontrol=Completed(0, shown, ""))
     assert [job.label for job in find_jobs(slurm.host, ids=[12, 99])] == ["12_1"]
 
