@@ -129,11 +129,6 @@ def test_no_two_modules_define_a_class_of_one_name() -> None:
     assert house().repeated_classes == []
 
 
-def test_no_small_module_serves_one_other_only() -> None:
-    assert house().small_lone_modules == []
-    assert len(house().lone_modules) <= 40
-
-
 def test_no_function_has_over_45_lines_or_8_parameters() -> None:
     assert house().large_functions == []
 

@@ -26,12 +26,13 @@ import marshal
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import Literal
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.layer_types.entry import own_block
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest, set_fields
 from caffe_recipes.caffe.text.writer import fields_of
 from caffe_recipes.errors import InputError
@@ -237,24 +238,8 @@ def accuracy(
 @functools.cache
 def _own_param(type: str) -> tuple[str, Mapping[str, FieldDescriptor]]:
     """Return the name and fields of a type's own block, such as `inner_product_param`; "" if it has none."""
-    for name, field in _LAYER_FIELDS.items():
-        if field.message_type and name.replace("_", "") == f"{type.lower()}param":
-            return name, fields_of(field.message_type)
-    return "", {}
-
-
-# The block that holds the batch_size of each type. VideoData reads it from Data's block.
-BATCH_BLOCKS: Mapping[str, str] = MappingProxyType(
-    {
-        "AnnotatedData": "data_param",
-        "Data": "data_param",
-        "HDF5Data": "hdf5_data_param",
-        "ImageData": "image_data_param",
-        "MemoryData": "memory_data_param",
-        "VideoData": "data_param",
-        "WindowData": "window_data_param",
-    }
-)
+    block = own_block(type)
+    return block, fields_of(_LAYER_FIELDS[block].message_type) if block else {}
 
 
 def batch_size(layer: pb.LayerParameter) -> int:
@@ -263,7 +248,7 @@ def batch_size(layer: pb.LayerParameter) -> int:
     >>> batch_size(pb.LayerParameter(type="Data", data_param=pb.DataParameter(batch_size=32)))
     32
     """
-    block = BATCH_BLOCKS.get(layer.type)
+    block = type_of(layer).batch_block
     return int(getattr(layer, block).batch_size) if block else 0
 
 

@@ -19,10 +19,11 @@ from google.protobuf import text_format
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.refusals import IMPLICIT_LOSSES, IN_PLACE, bottoms_without_backward, find_refusals
+from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
+from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, select_layers, stats_images
 from caffe_recipes.engine.data import SOURCES, DataContext, InputLayer, check_data, first_image_shape
-from caffe_recipes.engine.fillers import fill, starting_fillers
+from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
 from caffe_recipes.engine.losses import LOSS_LAYERS, LabelError
 from caffe_recipes.engine.ops import (
@@ -186,7 +187,7 @@ def loss_weight(layer: pb.LayerParameter, top: int) -> float:
     """Return the loss weight of a top: the explicit one, else 1 for the first top of a loss layer."""
     if top < len(layer.loss_weight):
         return layer.loss_weight[top]
-    return float(not layer.loss_weight and layer.type in IMPLICIT_LOSSES and top == 0)
+    return float(not layer.loss_weight and type_of(layer).loss_weight == 1 and top == 0)
 
 
 def _split_name(net: pb.NetParameter, producer: _Producer, blob: str) -> str:
@@ -194,7 +195,6 @@ def _split_name(net: pb.NetParameter, producer: _Producer, blob: str) -> str:
 
 
 LAYERS = {**DENSE, **NORM, **POINTWISE, **SHAPE, **LOSS_LAYERS}
-_TOPLESS = IMPLICIT_LOSSES | {"Silence"}  # a loss without a top gets an unnamed one
 
 
 class RunnableNet:
@@ -371,7 +371,7 @@ class RunnableNet:
             indices.append(len(self._shapes))
             self._shapes.append(shape)
             self._blob_index[blob] = indices[-1]
-        if not layer.top and layer.type in IMPLICIT_LOSSES:  # the loss gets an unnamed top
+        if not layer.top and type_of(layer).loss_weight == 1:  # the loss gets an unnamed top
             self._log.info("net.cpp:1472", f"{layer.name} -> (automatic)")
             indices.append(len(self._shapes))
             self._shapes.append(())
@@ -400,7 +400,7 @@ class RunnableNet:
             mine, other = (", ".join(map(format_shape, of)) for of in (shapes.learned, known))
             raise layer_error(layer, f"has blobs {mine} here, but {other} in the TRAIN net")
         tensors = []
-        fillers = starting_fillers(layer)
+        fillers = type_of(layer).starting_fillers(layer)
         for index, shape in enumerate(shapes.learned):
             spec = layer.param[index] if index < len(layer.param) else pb.ParamSpec()
             if spec.name in self._named:
@@ -644,10 +644,11 @@ def _check_layers(net: pb.NetParameter) -> None:
     for layer in net.layer:
         for refusal in find_refusals(layer, net.engine):
             raise layer_error(layer, refusal.what, refusal.write)
-        if not layer.top and layer.type not in _TOPLESS:
+        # A loss without a top gets an unnamed one.
+        if not layer.top and type_of(layer).loss_weight != 1 and type_of(layer).makes_tops:
             raise layer_error(layer, "has no top", f'write top: "{layer.name}"')
         for top, bottom in zip(layer.top, layer.bottom, strict=False):
-            if top == bottom and layer.type not in IN_PLACE:
+            if top == bottom and not type_of(layer).in_place:
                 raise layer_error(
                     layer, f"cannot write its top over its bottom '{top}'", f'top: "{layer.name}"'
                 )

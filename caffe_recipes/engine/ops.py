@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_rules import dilations, per_axis
-from caffe_recipes.caffe.shapes import LayerShapes, show_shape, stats_images
+from caffe_recipes.caffe.layer_types.dimensions import LayerShapes
+from caffe_recipes.caffe.layer_types.windows import dilations, per_axis
+from caffe_recipes.caffe.shapes import show_shape, stats_images
 from caffe_recipes.errors import InputError
 
 Shape = tuple[int, ...]

@@ -16,6 +16,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.dialects.convert import convert_nets, with_own_fields
 from caffe_recipes.caffe.dialects.schema import load_lenient
+from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layers import data, source_batch
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions
@@ -127,8 +128,13 @@ def _times_before(recipe: Recipe, phase: Phase) -> str:
 Blobs = tuple[str, Sequence[str]]
 _USUAL: Blobs = ("data", ("data", "label"))
 
-# Layers that read images from other sources than an LMDB; a recipe's data layers do not replace them.
-OTHER_READERS = ("ImageData", "HDF5Data", "WindowData", "AnnotatedData", "VideoData")
+
+def reads_other_files(layer: pb.LayerParameter) -> bool:
+    """Return whether a layer reads other files than an LMDB; a recipe's data layers do not replace it."""
+    source = type_of(layer).source
+    return source is not None and source.reads_files and layer.type != "Data"
+
+
 # Layers whose data a program of the user's gives them; a Python layer with bottoms is something else.
 _FED_BY_PROGRAMS = ("MemoryData", "Python")
 
@@ -236,7 +242,7 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
         _check_sources(net, recipe)
         return net
     for layer in net.layer:
-        if layer.type in OTHER_READERS:
+        if reads_other_files(layer):
             what = f"layer '{layer.name}' of {origin} reads {layer.type}, which is not an LMDB"
             raise RecipeError(recipe.name, what, "to keep it, write `data: as-in-net` and `images: N`")
     own = [index for index, layer in enumerate(net.layer) if layer.type == "Data"]

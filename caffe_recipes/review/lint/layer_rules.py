@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS, layer_type_dialects, nearest_layer_type
 from caffe_recipes.caffe.dialects.forks import DEPTHWISE, TYPES, describe_fork
-from caffe_recipes.caffe.refusals import UNWEIGHTED, Refusal, find_filler_refusals, find_refusals
+from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.layer_types.entry import Refusal
+from caffe_recipes.caffe.refusals import find_filler_refusals, find_refusals
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.data_rules import mean_values_misfit
@@ -52,11 +54,6 @@ phase_rule = partial(rule, "the phases of a net: the layers in each, and what mu
 
 # Rules that do not apply to a Caffe that is built for GPUs.
 _CPU_ONLY_REFUSALS = frozenset(("engine-unknown", "pooling-stochastic"))
-_NOT_LOSSES_WORDS = """
-    Accuracy AnnotatedData ArgMax BatchNorm Concat Convolution Data Dropout HDF5Data ImageData
-    InnerProduct LRN Pooling ReLU Silence Softmax
-"""
-_NOT_LOSSES = frozenset(_NOT_LOSSES_WORDS.split())
 
 
 @refusal_rule("size-given-twice", "error", "kernel_size, pad, stride or a shape set in two ways")
@@ -115,7 +112,7 @@ def _refusal_finding(index: int, layer: pb.LayerParameter, refusal: Refusal) -> 
 
 @refusal_rule("loss-weight-odd", "warning", "loss_weight on a layer that is not a loss")
 def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    if layer.type in _NOT_LOSSES and any(layer.loss_weight):
+    if type_of(layer).is_never_loss and any(layer.loss_weight):
         yield Refusal(
             "loss-weight-odd",
             "loss_weight[0]",
@@ -128,12 +125,8 @@ def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
 @refusal_rule("input-ignored", "warning", "a layer whose output does not depend on its input")
 def _check_input_ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
     """Find factors of 0, which make a layer ignore its input."""
-    fields = {
-        "Exp": ("exp_param.scale",),
-        "Log": ("log_param.scale",),
-        "Power": ("power_param.power", "power_param.scale"),
-    }.get(layer.type, ("transform_param.scale",) if layer.HasField("transform_param") else ())
-    for path in fields:
+    transform = ("transform_param.scale",) if layer.HasField("transform_param") else ()
+    for path in type_of(layer).zeroing_fields or transform:
         block, _, field = path.partition(".")
         if getattr(getattr(layer, block), field) == 0:
             effect = "its output does not depend on its input, so nothing is learned from it"
@@ -173,7 +166,7 @@ def _check_large_values(layer: pb.LayerParameter) -> Iterator[Refusal]:
 
 @refusal_rule("loss-weight-missing", "error", "a loss without loss_weight, of a type whose default is 0")
 def _check_loss_weight_missing(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    if layer.type in UNWEIGHTED and not layer.loss_weight:
+    if type_of(layer).loss_weight == 0 and not layer.loss_weight:
         yield Refusal(
             "loss-weight-missing",
             "type",
