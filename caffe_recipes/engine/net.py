@@ -22,15 +22,19 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
 from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, select_layers, stats_images
-from caffe_recipes.engine.data import SOURCES, DataContext, InputLayer, check_data, first_image_shape
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
-from caffe_recipes.engine.losses import LOSS_LAYERS, LabelError
-from caffe_recipes.engine.ops import (
-    DENSE,
-    NORM,
-    POINTWISE,
-    SHAPE,
+from caffe_recipes.engine.operators import OPERATORS
+from caffe_recipes.engine.operators.data import (
+    SOURCES,
+    DataContext,
+    InputLayer,
+    check_data,
+    first_image_shape,
+)
+from caffe_recipes.engine.operators.elementwise import scales_channels
+from caffe_recipes.engine.operators.loss import LabelError
+from caffe_recipes.engine.operators.operator import (
     Forward,
     LayerError,
     Shape,
@@ -38,7 +42,6 @@ from caffe_recipes.engine.ops import (
     format_shape,
     layer_error,
     require_known_shapes,
-    scales_channels,
 )
 from caffe_recipes.errors import CaffeRecipesError, DataError, InputError, PrototxtError, escaped_error
 
@@ -194,9 +197,6 @@ def _split_name(net: pb.NetParameter, producer: _Producer, blob: str) -> str:
     return f"{blob}_{net.layer[producer[0]].name}_{producer[1]}_split"
 
 
-LAYERS = {**DENSE, **NORM, **POINTWISE, **SHAPE, **LOSS_LAYERS}
-
-
 class RunnableNet:
     """A net with its layers set up and filled, for the phase, level and stages of `param.state`.
 
@@ -341,7 +341,7 @@ class RunnableNet:
     def _set_up(self, layer: pb.LayerParameter, shapes: Shapes) -> Forward:
         """Return the forward function of a layer."""
         try:
-            return LAYERS[layer.type](layer, shapes)
+            return OPERATORS[layer.type](layer, shapes)
         except CaffeRecipesError:
             raise
         except Exception as error:
@@ -635,12 +635,12 @@ class RunnableNet:
 
 def _check_layers(net: pb.NetParameter) -> None:
     """Raise InputError for a layer that Caffe rejects, or for all layers that the engine does not support."""
-    unsupported = [layer for layer in net.layer if layer.type not in SOURCES and layer.type not in LAYERS]
+    unsupported = [layer for layer in net.layer if layer.type not in SOURCES and layer.type not in OPERATORS]
     if unsupported:
         types = ", ".join(dict.fromkeys(f"'{layer.type}'" for layer in unsupported))
         where = ", ".join(f"layer '{layer.name}' ({layer.type})" for layer in unsupported)
         what = f"type {types} is not supported" if "," not in types else f"types {types} are not supported"
-        raise LayerError(where, what, f"supported types: {', '.join(sorted({*SOURCES, *LAYERS}))}")
+        raise LayerError(where, what, f"supported types: {', '.join(sorted({*SOURCES, *OPERATORS}))}")
     for layer in net.layer:
         for refusal in find_refusals(layer, net.engine):
             raise layer_error(layer, refusal.what, refusal.write)
