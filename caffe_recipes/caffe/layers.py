@@ -28,8 +28,6 @@ from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from itertools import chain
 from typing import Literal
 
-from google.protobuf.descriptor import FieldDescriptor
-
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layer_types.entry import own_block
@@ -83,7 +81,8 @@ def _cached_layer(type: str, fields: bytes) -> pb.LayerParameter:
 
 
 def _build_nameless(where: str, type: str, fields: Mapping[str, FieldValue]) -> pb.LayerParameter:
-    own_name, own_fields = _own_param(str(type))
+    own_name = own_block(str(type))
+    own_fields = fields_of(_LAYER_FIELDS[own_name].message_type) if own_name else {}
     given: dict[str, FieldValue] = {"type": type}
     own: dict[str, FieldValue] = {}
     for key, value in fields.items():
@@ -233,13 +232,6 @@ def accuracy(
 ) -> pb.LayerParameter:
     """Compute the share of images whose label is among the `top_k` best scores (default: 1)."""
     return layer(name, "Accuracy", (scores, label), top, top_k=top_k, **fields)
-
-
-@functools.cache
-def _own_param(type: str) -> tuple[str, Mapping[str, FieldDescriptor]]:
-    """Return the name and fields of a type's own block, such as `inner_product_param`; "" if it has none."""
-    block = own_block(type)
-    return block, fields_of(_LAYER_FIELDS[block].message_type) if block else {}
 
 
 def batch_size(layer: pb.LayerParameter) -> int:

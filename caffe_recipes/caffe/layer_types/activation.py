@@ -44,16 +44,12 @@ def _prelu_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
     return [layer.prelu_param.filler if layer.prelu_param.HasField("filler") else quarter]
 
 
-def _always(layer: pb.LayerParameter) -> bool:
-    return True
-
-
 _NO_LOGARITHM = "Caffe aborts: base must be strictly positive, and its logarithm neither 0 nor NaN"
 _pointwise = partial(LayerType, shapes=keep_shape, in_place=True, is_elementwise=True)
 
 TYPES = (
     _pointwise("AbsVal", in_place=False),
-    _pointwise("BNLL", loses_bottom=_always),
+    _pointwise("BNLL", loses_bottom=lambda layer: True),
     _pointwise("Clip", shapes=None),
     _pointwise(
         "Dropout",
@@ -102,7 +98,7 @@ TYPES = (
             ),
         ),
         zeroing_fields=("log_param.scale",),
-        loses_bottom=_always,
+        loses_bottom=lambda layer: True,
     ),
     LayerType("LogSoftmax", keeps_order=True),
     LayerType("MnActivation", in_place=True),
@@ -115,7 +111,9 @@ TYPES = (
         is_never_label=True,
         operations=one_per_value,
     ),
-    _pointwise("Power", zeroing_fields=("power_param.power", "power_param.scale"), loses_bottom=_always),
+    _pointwise(
+        "Power", zeroing_fields=("power_param.power", "power_param.scale"), loses_bottom=lambda layer: True
+    ),
     _pointwise(
         "ReLU",
         has_engine=True,

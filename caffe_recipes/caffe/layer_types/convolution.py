@@ -36,23 +36,30 @@ def _convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     param = layer.convolution_param
     bottoms = bottoms[:1] if _is_summed(layer) else bottoms
     bottom = merge(bottoms)
-    channel = canonical_axis(bottom, param.axis)
-    size = bottom[channel + 1 :]
-    kernel, stride, pad = windows(param, len(size))
-    dilation = dilations(param, len(size))
+    channel, kernel, axes = _slide(param, bottom)
     outputs, channels, group = param.num_output, bottom[channel], param.group
     if not outputs:
         raise MisfitError("has no num_output")
     if not group or outputs % group or (channels or 0) % group:
         raise MisfitError(f"has group {group}, which does not divide its channels or num_output {outputs}")
     if layer.type == "Deconvolution":
-        sizes = [_deconv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
+        sizes = [_deconv_size(*axis) for axis in axes]
         weights: Shape = (channels, outputs // group, *kernel)
     else:
-        sizes = [conv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
+        sizes = [conv_size(*axis) for axis in axes]
         weights = (outputs, None if channels is None else channels // group, *kernel)
     top = (*bottom[:channel], outputs, *sizes)
     return [top] * len(bottoms), [weights, (outputs,)][: 1 + param.bias_term]
+
+
+def _slide(
+    param: pb.ConvolutionParameter, bottom: Shape
+) -> tuple[int, tuple[int, ...], list[tuple[Dim, int, int, int, int]]]:
+    """Return the channel axis, the kernel, and size, kernel, stride, pad and dilation of each later axis."""
+    channel = canonical_axis(bottom, param.axis)
+    size = bottom[channel + 1 :]
+    kernel, stride, pad = windows(param, len(size))
+    return channel, kernel, list(zip(size, kernel, stride, pad, dilations(param, len(size)), strict=True))
 
 
 def _is_summed(layer: pb.LayerParameter) -> bool:
@@ -71,34 +78,19 @@ def _deconv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int) -
 def _im2col(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Lay out each window as a column of channels x kernel values."""
     param, bottom = layer.convolution_param, bottoms[0]
-    channel = canonical_axis(bottom, param.axis)
-    size = bottom[channel + 1 :]
-    kernel, stride, pad = windows(param, len(size))
-    dilation = dilations(param, len(size))
-    sizes = [conv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
+    channel, kernel, axes = _slide(param, bottom)
+    sizes = [conv_size(*axis) for axis in axes]
     return [(*bottom[:channel], product([bottom[channel], *kernel]), *sizes)], []
-
-
-def _min_tops(layer: pb.LayerParameter) -> int:
-    return 1 if _is_summed(layer) else len(layer.bottom)
-
-
-def _fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
-    return [layer.convolution_param.weight_filler, layer.convolution_param.bias_filler]
-
-
-def _weights(found: LayerShapes) -> Shape:
-    return found.learned[0] if found.learned else ()
 
 
 def _multiply_adds(found: LayerShapes, phase: int) -> Dim:
     """Count in_c / group x k_h x k_w for each of the out_c x out_h x out_w output values."""
-    return product([sum_sizes(found.tops), *_weights(found)[1:]])
+    return product([sum_sizes(found.tops), *found.weights[1:]])
 
 
 def _transposed_multiply_adds(found: LayerShapes, phase: int) -> Dim:
     """Count out_c / group x k_h x k_w for each of the in_c x in_h x in_w input values."""
-    return product([sum_sizes(found.bottoms), *_weights(found)[1:]])
+    return product([sum_sizes(found.bottoms), *found.weights[1:]])
 
 
 def _kernel(layer: pb.LayerParameter) -> str:
@@ -127,9 +119,9 @@ _CONVOLUTION = LayerType(
     has_engine=True,
     shapes=_convolution,
     bottoms=(1, MANY),
-    min_tops=_min_tops,
+    min_tops=lambda layer: 1 if _is_summed(layer) else len(layer.bottom),
     learned=2,
-    fillers=_fillers,
+    fillers=lambda layer: [layer.convolution_param.weight_filler, layer.convolution_param.bias_filler],
     refuses=(check_windows,),
     is_never_loss=True,
     is_linear=True,

@@ -36,6 +36,11 @@ class LayerShapes:
     tops: tuple[Shape | None, ...]
     learned: tuple[Shape, ...] | None
 
+    @property
+    def weights(self) -> Shape:
+        """The shape of the first learned blob; empty if there is none."""
+        return self.learned[0] if self.learned else ()
+
 
 def product(dims: Iterable[Dim]) -> Dim:
     """Return the product of dimensions; None if one of them is unknown."""
@@ -45,12 +50,8 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 def sum_counts(counts: Iterable[Dim]) -> Dim:
     """Return the sum of counts; None if one of them is None."""
-    total = 0
-    for count in counts:
-        if count is None:
-            return None
-        total += count
-    return total
+    known = list(counts)
+    return None if None in known else sum(count for count in known if count is not None)
 
 
 def size_of(shape: Shape | None) -> Dim:

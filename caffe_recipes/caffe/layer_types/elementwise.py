@@ -60,8 +60,7 @@ def _check_eltwise(layer: pb.LayerParameter) -> Iterator[Refusal]:
 
 
 def _eltwise_operations(found: LayerShapes, phase: int) -> Dim:
-    bottoms = len(found.bottoms)
-    return per_value(found, bottoms if found.layer.eltwise_param.coeff else bottoms - 1)
+    return per_value(found, len(found.bottoms) - (0 if found.layer.eltwise_param.coeff else 1))
 
 
 def _scale_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:

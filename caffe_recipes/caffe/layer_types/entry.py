@@ -89,19 +89,20 @@ class Source:
     is_sized_by_files: bool = True
 
 
+_OWN_BLOCKS = {
+    field.name.replace("_", ""): field.name
+    for field in pb.LayerParameter.DESCRIPTOR.fields
+    if field.message_type and field.name.endswith("_param")
+}
+
+
 def own_block(name: str) -> str:
     """Return the block of LayerParameter that is named after a layer type; "" if there is none.
 
     >>> own_block("InnerProduct"), own_block("Deconvolution")
     ('inner_product_param', '')
     """
-    return _own_blocks().get(name.lower(), "")
-
-
-@functools.cache
-def _own_blocks() -> dict[str, str]:
-    blocks = [field.name for field in pb.LayerParameter.DESCRIPTOR.fields if field.message_type]
-    return {name.removesuffix("_param").replace("_", ""): name for name in blocks if name.endswith("_param")}
+    return _OWN_BLOCKS.get(f"{name.lower()}param", "")
 
 
 def keep_shape(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -124,18 +125,6 @@ def one_per_value(found: LayerShapes, phase: int) -> Dim:
     return per_value(found, 1)
 
 
-def _always_one(layer: pb.LayerParameter) -> int:
-    return 1
-
-
-def _never(layer: pb.LayerParameter) -> bool:
-    return False
-
-
-def _nothing(layer: pb.LayerParameter) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class LayerType:
     """A layer type. What is not known of a type has the default, as all of an unknown type has.
@@ -147,11 +136,12 @@ class LayerType:
     data layer. It takes from `bottoms[0]` to `bottoms[1]` bottoms, makes at least `min_tops(layer)` tops if
     it has any, and learns at most `learned` blobs. `fillers` gives the filler of each; None is all zeros.
 
-    The checks of its LayerSetUp: `refuses`. `zeroing_fields` make its output independent of its input if 0.
+    The checks of its LayerSetUp: `refuses`. If one of `zeroing_fields` is 0, its output ignores its input.
 
     The passes: `in_place` says whether its top may overwrite its bottom; `no_backward` lists the bottoms that
-    Caffe does not backpropagate to (-1 is the last one, None means all); `backward_reads_top`; and
-    `loses_bottom` whether its backward pass needs the bottom that an in-place layer has overwritten.
+    Caffe does not backpropagate to (-1 is the last one, None means all); `backward_reads_top` says whether
+    its backward pass reads its top, and `loses_bottom` whether that of a layer in place needs the bottom that
+    it has overwritten, or writes before it reads.
 
     The loss: `loss_weight` is that of its first top if none is set: 1 for a loss, 0 for a loss whose
     LayerSetUp does not call LossLayer's; `is_never_loss` says that a weight makes no sense; `is_classifier`
@@ -177,7 +167,7 @@ class LayerType:
     shapes: Callable[[pb.LayerParameter, Shapes], Result] | None = None
     source: Source | None = None
     bottoms: tuple[int, float] = (1, 1)
-    min_tops: Callable[[pb.LayerParameter], int] = _always_one
+    min_tops: Callable[[pb.LayerParameter], int] = lambda layer: 1
     learned: int = 0
     fillers: Callable[[pb.LayerParameter], list[pb.FillerParameter]] | None = None
     refuses: tuple[Check, ...] = ()
@@ -185,7 +175,7 @@ class LayerType:
     in_place: bool = False
     no_backward: tuple[int, ...] | None = ()
     backward_reads_top: bool = False
-    loses_bottom: Callable[[pb.LayerParameter], bool] = _never
+    loses_bottom: Callable[[pb.LayerParameter], bool] = lambda layer: False
     loss_weight: int | None = None
     is_never_loss: bool = False
     is_classifier: bool = False
@@ -197,10 +187,10 @@ class LayerType:
     is_linear: bool = False
     is_never_label: bool = False
     is_result: bool = False
-    multiply_adds: Count | None = None
-    operations: Count | None = None
-    kernel: Callable[[pb.LayerParameter], str] = _nothing
-    details: Callable[[pb.LayerParameter], str] = _nothing
+    multiply_adds: Count = lambda found, phase: 0
+    operations: Count = lambda found, phase: 0
+    kernel: Callable[[pb.LayerParameter], str] = lambda layer: ""
+    details: Callable[[pb.LayerParameter], str] = lambda layer: ""
     kind: str = "other"
 
     @functools.cached_property

@@ -44,12 +44,8 @@ def _parameter(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 def _multiply_adds(found: LayerShapes, phase: int) -> Dim:
     """Count outputs x inputs."""
-    weights = found.learned[0] if found.learned else ()
-    return product([sum_sizes(found.tops), weights[0 if found.layer.inner_product_param.transpose else 1]])
-
-
-def _fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
-    return [layer.inner_product_param.weight_filler, layer.inner_product_param.bias_filler]
+    transposed = found.layer.inner_product_param.transpose
+    return product([sum_sizes(found.tops), found.weights[0 if transposed else 1]])
 
 
 TYPES = (
@@ -58,7 +54,10 @@ TYPES = (
         has_engine=True,
         shapes=_inner_product,
         learned=2,
-        fillers=_fillers,
+        fillers=lambda layer: [
+            layer.inner_product_param.weight_filler,
+            layer.inner_product_param.bias_filler,
+        ],
         is_never_loss=True,
         is_linear=True,
         is_never_label=True,

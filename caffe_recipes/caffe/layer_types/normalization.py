@@ -62,7 +62,8 @@ TYPES = (
         "BatchNorm",
         has_engine=True,
         shapes=_batch_norm,
-        learned=5,  # two of them in an engine that also learns scale and shift
+        # Two of them in an engine that also learns scale and shift, whose `filler` the plain engine ignores.
+        learned=5,
         refuses=(
             Bound(
                 "batch_norm_param.eps",

@@ -13,6 +13,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     Shapes,
     canonical_axis,
     product,
+    sum_counts,
     sum_sizes,
 )
 from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Refusal, Result
@@ -60,8 +61,7 @@ def _spatial_pyramid(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     if levels == 1:
         return [(*bottom[:2], 1, 1)], []
     windows = [product(_pyramid_size(size, 2**level) for size in bottom[2:]) for level in range(levels)]
-    total = None if None in windows else sum(count for count in windows if count is not None)
-    return [(bottom[0], product([bottom[1], total]))], []
+    return [(bottom[0], product([bottom[1], sum_counts(windows)]))], []
 
 
 def _pyramid_size(size: Dim, windows: int) -> Dim:
@@ -116,10 +116,6 @@ def _operations(found: LayerShapes, phase: int) -> Dim:
     return product([sum_sizes(top), *(kernel * axes if len(kernel) == 1 else kernel)])
 
 
-def _kernel(layer: pb.LayerParameter) -> str:
-    return "global" if layer.pooling_param.global_pooling else show_window(layer.pooling_param)
-
-
 def _details(layer: pb.LayerParameter) -> str:
     param = layer.pooling_param
     method = pb.PoolingParameter.PoolMethod.Name(param.pool)
@@ -134,7 +130,9 @@ TYPES = (
         refuses=(check_windows, _check_pooling),
         is_never_loss=True,
         operations=_operations,
-        kernel=_kernel,
+        kernel=lambda layer: (
+            "global" if layer.pooling_param.global_pooling else show_window(layer.pooling_param)
+        ),
         details=_details,
         kind="pooling",
     ),

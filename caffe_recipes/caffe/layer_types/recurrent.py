@@ -26,20 +26,20 @@ _STATES = {"LSTM": 2, "RNN": 1}  # that expose_hidden adds to the bottoms and to
 
 def _lstm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Run an LSTM, whose four gates depend on the input, the static input and the last hidden state."""
-    inputs, static, hidden = _recurrent(layer, bottoms)
-    outputs = hidden[-1] or 0
+    inputs, static, tops = _recurrent(layer, bottoms)
+    outputs = layer.recurrent_param.num_output
     gates = 4 * outputs
     learned: list[Shape] = [(gates, inputs), (gates,), *((gates, size) for size in static), (gates, outputs)]
-    return _recurrent_tops(layer, bottoms, hidden), learned
+    return tops, learned
 
 
 def _rnn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Run a plain recurrent layer, with a hidden state and an output computed from it."""
-    inputs, static, hidden = _recurrent(layer, bottoms)
-    outputs = hidden[-1] or 0
+    inputs, static, tops = _recurrent(layer, bottoms)
+    outputs = layer.recurrent_param.num_output
     square: Shape = (outputs, outputs)
     learned: list[Shape] = [(outputs, inputs), (outputs,), *((outputs, size) for size in static)]
-    return _recurrent_tops(layer, bottoms, hidden), [*learned, square, square, (outputs,)]
+    return tops, [*learned, square, square, (outputs,)]
 
 
 def _lstm_unit(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -53,8 +53,8 @@ def _lstm_unit(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [cell, cell], []
 
 
-def _recurrent(layer: pb.LayerParameter, bottoms: Shapes) -> tuple[Dim, list[Dim], tuple[Dim, Dim, Dim]]:
-    """Check the bottoms; return the sizes of the input and of any static input, and the shape of a state."""
+def _recurrent(layer: pb.LayerParameter, bottoms: Shapes) -> tuple[Dim, list[Dim], list[Shape]]:
+    """Check the bottoms; return the sizes of the input and of any static input, and the tops."""
     param, first = layer.recurrent_param, bottoms[0]
     if not param.num_output:
         raise MisfitError("has no num_output")
@@ -64,21 +64,16 @@ def _recurrent(layer: pb.LayerParameter, bottoms: Shapes) -> tuple[Dim, list[Dim
     if len(first) < 2 or len(bottoms[1]) != 2:
         raise MisfitError("needs a sequence of steps x streams, and a continuation blob with these two axes")
     merge([first[:2], bottoms[1]])
-    hidden = (1, first[1], param.num_output)
-    given = bottoms[len(bottoms) - exposed :]
-    merge([hidden, *given])
+    hidden: Shape = (1, first[1], param.num_output)
+    merge([hidden, *bottoms[len(bottoms) - exposed :]])
     static = [product(shape[1:]) for shape in bottoms[2 : len(bottoms) - exposed]]
     if static:
         merge([(first[1],), bottoms[2][:1]])
-    return product(first[2:]), static, hidden
+    return product(first[2:]), static, [(*first[:2], param.num_output), *[hidden] * exposed]
 
 
 def _count_exposed(layer: pb.LayerParameter) -> int:
     return _STATES[layer.type] * layer.recurrent_param.expose_hidden
-
-
-def _recurrent_tops(layer: pb.LayerParameter, bottoms: Shapes, hidden: tuple[Dim, Dim, Dim]) -> list[Shape]:
-    return [(*bottoms[0][:2], hidden[-1]), *[hidden] * _count_exposed(layer)]
 
 
 def _multiply_adds(found: LayerShapes, phase: int) -> Dim:
@@ -91,16 +86,12 @@ def _multiply_adds(found: LayerShapes, phase: int) -> Dim:
     return sum_counts([each_step, product([*steps_streams[1:], *static])])
 
 
-def _min_tops(layer: pb.LayerParameter) -> int:
-    return 1 + _count_exposed(layer)
-
-
 _LSTM = LayerType(
     "LSTM",
     blocks=("recurrent_param",),
     shapes=_lstm,
     bottoms=(2, 5),
-    min_tops=_min_tops,
+    min_tops=lambda layer: 1 + _count_exposed(layer),
     learned=4,
     no_backward=(1,),
     multiply_adds=_multiply_adds,

@@ -9,12 +9,12 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.dimensions import (
     MAX_AXES,
     Dim,
-    LayerShapes,
     MisfitError,
     Shapes,
     canonical_axis,
     merge,
     product,
+    sum_counts,
     sum_sizes,
 )
 from caffe_recipes.caffe.layer_types.entry import MANY, LayerType, Refusal, Result, no_tops
@@ -34,9 +34,7 @@ def _concat(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
         ones = [1] * (len(bottoms[0]) - 2)
         bottoms = [(shape[0], product(shape[1:]), *ones) for shape in bottoms]
     rest = merge([(*shape[:axis], 0, *shape[axis + 1 :]) for shape in bottoms])
-    sizes = [shape[axis] for shape in bottoms]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
-    return [(*rest[:axis], total, *rest[axis + 1 :])], []
+    return [(*rest[:axis], sum_counts(shape[axis] for shape in bottoms), *rest[axis + 1 :])], []
 
 
 def _slice_axis(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -197,10 +195,6 @@ def _check_axis(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
-def _one_per_input(found: LayerShapes, phase: int) -> Dim:
-    return sum_sizes(found.bottoms)
-
-
 _view = partial(LayerType, is_view=True, is_elementwise=True, keeps_order=True)
 
 TYPES = (
@@ -227,7 +221,12 @@ TYPES = (
     ),
     _view("Flatten", shapes=_flatten),
     LayerType("Permute", shapes=_permute),
-    LayerType("Reduction", shapes=_reduction, is_result=True, operations=_one_per_input),
+    LayerType(
+        "Reduction",
+        shapes=_reduction,
+        is_result=True,
+        operations=lambda found, phase: sum_sizes(found.bottoms),
+    ),
     _view("Reshape", shapes=_reshape),
     LayerType(
         "Silence",

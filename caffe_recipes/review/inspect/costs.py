@@ -26,29 +26,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.layer_types.dimensions import Shape
-    from caffe_recipes.caffe.layer_types.entry import Count
     from caffe_recipes.caffe.shapes import NetShapes
-
-
-def multiply_adds(layer: LayerShapes) -> Dim:
-    """Return the number of multiply-adds with learned matrices; None if a shape is unknown.
-
-    >>> conv = pb.LayerParameter(type="Convolution")
-    >>> multiply_adds(LayerShapes(conv, ((2, 3, 8, 8),), ((2, 16, 8, 8),), ((16, 3, 3, 3), (16,))))
-    55296
-    """
-    return _counted(layer, 0, type_of(layer.layer).multiply_adds)
-
-
-def other_operations(layer: LayerShapes, phase: int) -> Dim:
-    """Return the number of operations other than those multiply-adds; None if a shape is unknown."""
-    return _counted(layer, phase, type_of(layer.layer).operations)
-
-
-def _counted(layer: LayerShapes, phase: int, count: Count | None) -> Dim:
-    if layer.learned is None:
-        return None
-    return count(layer, phase) if count else 0
 
 
 _FLOAT_BYTES = 4
@@ -134,7 +112,7 @@ def _is_unknown(layer: LayerCount) -> bool:
 
 
 def _count(found: LayerShapes, phase: int, only_phase: str, owners: dict[str, str]) -> LayerCount:
-    layer = found.layer
+    layer, entry = found.layer, type_of(found.layer)
     own, shares_with = _split_shared_blobs(found, owners)
     sizes = [None] if found.learned is None else [size_of(found.learned[index]) for index in own]
     is_statistic = layer.type == "BatchNorm"
@@ -153,10 +131,10 @@ def _count(found: LayerShapes, phase: int, only_phase: str, owners: dict[str, st
         frozen,
         sum_counts(sizes) if is_statistic else 0,
         shares_with,
-        multiply_adds(found),
-        other_operations(found, phase),
+        None if found.learned is None else entry.multiply_adds(found, phase),
+        None if found.learned is None else entry.operations(found, phase),
         _activation_bytes(found),
-        type_of(layer).kernel(layer),
+        entry.kernel(layer),
     )
 
 
