@@ -317,7 +317,7 @@ def _describe_changes(layers: int, paddings: int, dropped: list[str]) -> Iterato
         yield f"dropped, as in Caffe's own upgrade: {', '.join(dropped)}"
 
 
-_V1_NAMES = {name.replace("_", ""): name for name in pb.V1LayerParameter.LayerType.keys()}  # noqa: SIM118
+_V1_NAMES = {name.replace("_", ""): name for name in pb.V1LayerParameter.LayerType.DESCRIPTOR.values_by_name}
 V1_TYPES = {"NONE": ""} | {
     v1: name for name, entry in LAYER_TYPES.items() if (v1 := entry.v1 or _V1_NAMES.get(name.upper()))
 }

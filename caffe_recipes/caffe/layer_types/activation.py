@@ -62,7 +62,7 @@ TYPES = (
     _pointwise(
         "ELU",
         backward_reads_top=True,
-        loses_bottom=lambda layer: layer.elu_param.alpha < 0,  # its sign is tested after it is flipped
+        loses_bottom=lambda layer: layer.elu_param.alpha < 0,  # which flips the sign that is tested
         is_never_label=True,
     ),
     _pointwise(
@@ -117,7 +117,7 @@ TYPES = (
     _pointwise(
         "ReLU",
         has_engine=True,
-        loses_bottom=lambda layer: layer.relu_param.negative_slope < 0,
+        loses_bottom=lambda layer: layer.relu_param.negative_slope < 0,  # as for ELU
         is_never_loss=True,
         keeps_zero=True,
     ),

@@ -133,8 +133,9 @@ class LayerType:
     nets, where it is not its own in capitals; `has_engine` says whether its block selects its engine.
 
     The shapes: `shapes` infers the tops and the learned blobs from the bottoms, and `source` the tops of a
-    data layer. It takes from `bottoms[0]` to `bottoms[1]` bottoms, makes at least `min_tops(layer)` tops if
-    it has any, and learns at most `learned` blobs. `fillers` gives the filler of each; None is all zeros.
+    data layer. Where `shapes` is known, it takes from `bottoms[0]` to `bottoms[1]` bottoms, and makes at
+    least `min_tops(layer)` tops if it has any. It learns at most `learned` blobs; `fillers` gives the filler
+    of each, and None is all zeros.
 
     The checks of its LayerSetUp: `refuses`. If one of `zeroing_fields` is 0, its output ignores its input.
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from caffe_recipes.caffe.layer_types.dimensions import Shape
     from caffe_recipes.caffe.shapes import NetShapes
 
-
 _FLOAT_BYTES = 4
 
 

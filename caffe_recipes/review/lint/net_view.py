@@ -39,7 +39,6 @@ DatumOf = Callable[[str], pb.Datum | None]
 # The smallest and the largest label of a source; None if unknown.
 LabelsOf = Callable[[str], tuple[int, int] | None]
 
-
 _MAX_STAGES = 8
 
 Blob = tuple[int, int]  # (layer, top), or (-1, input)
@@ -393,8 +392,6 @@ def show_number(value: float) -> str:
 
 # Blocks that the engine or MLSL reads, which any layer may have.
 _ANY_TYPE_BLOCKS = frozenset(("mn_activation_param", "mn_grad_compress_param", "quantization_param"))
-
-
 # Types that read `loss_param` in BVLC's and NVIDIA's Caffe, but not in Intel's.
 _BVLC_LOSS_READERS = frozenset(("InfogainLoss", "SigmoidCrossEntropyLoss"))
 _INTEL_ONLY_TYPE = "MKLBatchNorm"  # identifies Intel's Caffe

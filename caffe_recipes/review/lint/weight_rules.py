@@ -45,7 +45,6 @@ learning_rule = partial(
 )
 
 _INTEL_FILLERS = ("gabor",)
-
 # For each filler whose default is useless for training: the field, its default, and what to write.
 _SPREADS = {
     "gaussian": ("std", "std 1", 'type: "msra", or std: 0.01'),
@@ -193,8 +192,6 @@ _STATISTICS_BLOBS = 3
 # If a few layers differ from this many times more others, they probably do so by mistake.
 _MISTAKE_RATIO = 4
 _LINEAR = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
-
-
 _MKL_ENGINES = ("MKL2017", "MKLDNN")
 
 

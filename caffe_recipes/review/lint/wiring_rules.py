@@ -47,7 +47,7 @@ shape_rule = partial(
     rule, "the shapes of a net: layers that do not fit together, and learned or shared blobs"
 )
 
-
+# In place, these keep the values of the top above that get a gradient.
 _KEEPS_TOP = frozenset(("Python", "ReLU"))
 _MAX_UNKNOWN = 20
 
