@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = Path(__file__).with_name("house_baseline.json")
-SMALL_LINES = 80
 MOST_FUNCTION_LINES = 45
 MOST_PARAMETERS = 8
 
@@ -31,10 +30,6 @@ class Module:
     @cached_property
     def nodes(self) -> list[ast.AST]:
         return list(ast.walk(ast.parse(self.text)))
-
-    @property
-    def line_count(self) -> int:
-        return len(self.text.splitlines())
 
 
 @dataclass(frozen=True)
@@ -57,18 +52,6 @@ class House:
                     name = whole if whole in self.modules else node.module
                     if name in self.modules and name != module.name:
                         yield name
-
-    @cached_property
-    def lone_modules(self) -> list[str]:
-        """Modules that exactly one other module imports."""
-        users = Counter(name for names in self.imports.values() for name in names)
-        return sorted(
-            name for name, count in users.items() if count == 1 and not self.modules[name].is_package
-        )
-
-    @property
-    def small_lone_modules(self) -> list[str]:
-        return [name for name in self.lone_modules if self.modules[name].line_count < SMALL_LINES]
 
     @property
     def repeated_classes(self) -> list[str]:
@@ -164,8 +147,6 @@ def render_house(house: House, baseline: Mapping[str, int]) -> str:
     """Write the table: what is counted, the count, and where it began."""
     rows = {
         "python files": len(house.modules),
-        "modules under 80 lines that one other imports": len(house.small_lone_modules),
-        "modules that one other imports": len(house.lone_modules),
         "class names in two modules": len(house.repeated_classes),
         "circles of imports": int(bool(house.circle)),
         "lines in jobs/": house.job_lines,

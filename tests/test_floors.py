@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.recipe.shipped import shipped_recipes
 from tests.house import House, read_house
 
@@ -129,11 +130,6 @@ def test_no_two_modules_define_a_class_of_one_name() -> None:
     assert house().repeated_classes == []
 
 
-def test_no_small_module_serves_one_other_only() -> None:
-    assert house().small_lone_modules == []
-    assert len(house().lone_modules) <= 40
-
-
 def test_no_function_has_over_45_lines_or_8_parameters() -> None:
     assert house().large_functions == []
 
@@ -152,6 +148,45 @@ def test_committed_jobs_stay_small_enough_to_review() -> None:
             assert count <= 40, path
     assert sum(count for path, count in lines.items() if path.name.startswith("tf_")) <= 190
     assert sum(lines.values()) <= 1_800
+
+
+# Where layer types are listed: their entries, the operators that run them, and what other Caffes lack.
+LAYER_TYPE_HOMES = ("caffe/layer_types", "engine/operators", "caffe/dialects")
+
+
+def layer_type_lists(path: Path) -> Iterator[int]:
+    """Yield the line of each collection, condition or text in a file that lists three or more layer types."""
+    collections = (ast.BoolOp, ast.Dict, ast.List, ast.Set, ast.Tuple)
+    for node in nodes_of(path):
+        if isinstance(node, collections):
+            texts = {str(one.value) for one in ast.walk(node) if isinstance(one, ast.Constant)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words = set(node.value.replace(",", " ").split())
+            texts = words if words <= LAYER_TYPES.keys() else set()
+        else:
+            continue
+        if len(texts & LAYER_TYPES.keys()) >= 3:
+            yield node.lineno
+
+
+def test_layer_types_are_listed_in_one_place_only() -> None:
+    elsewhere = [one for one in FILES if not str(one.relative_to(SOURCE)).startswith(LAYER_TYPE_HOMES)]
+    assert [f"{path}:{line}" for path in elsewhere for line in layer_type_lists(path)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'KINDS = {"ReLU": 1, "Pooling": 2, "Data": 3}',
+        'WORDS = "ReLU Pooling, Data"',
+        'wrong = kind == "ReLU" or kind == "Pooling" or kind == "Data"',
+        'PAIRS = [("ReLU", "Pooling"), ("Data", "x")]',
+    ],
+)
+def test_a_list_of_layer_types_is_seen(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "shapes.py"
+    file.write_text(f'"""ReLU Pooling Data and others."""\n{text}\nTWO = ("ReLU", "Pooling")\n')
+    assert set(layer_type_lists(file)) == {2}
 
 
 # Names that say nothing to a reader; JSON keys of these names are strings.

@@ -35,7 +35,7 @@ from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.writer import float_text, string_text
 from caffe_recipes.errors import InputError, PrototxtError, join_errors
 from caffe_recipes.recipe.model import NET_FILES, Transformation
-from caffe_recipes.render.prototxts import OTHER_READERS
+from caffe_recipes.render.prototxts import reads_other_files
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (
@@ -261,7 +261,7 @@ def find_other_data(nets: Iterable[Net]) -> str:
         for phase in (pb.TRAIN, pb.TEST):
             sources = _sources(net, phase)
             data = [layer for layer in sources if layer.type == "Data"]
-            others = [layer for layer in sources if layer.type in OTHER_READERS]
+            others = [layer for layer in sources if reads_other_files(layer)]
             if not data and not others:
                 others = [layer for layer in sources if phase == pb.TRAIN or source_batch(layer)]
             if others:

@@ -26,12 +26,11 @@ import marshal
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import Literal
 
-from google.protobuf.descriptor import FieldDescriptor
-
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.layer_types.entry import own_block
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest, set_fields
 from caffe_recipes.caffe.text.writer import fields_of
 from caffe_recipes.errors import InputError
@@ -82,7 +81,8 @@ def _cached_layer(type: str, fields: bytes) -> pb.LayerParameter:
 
 
 def _build_nameless(where: str, type: str, fields: Mapping[str, FieldValue]) -> pb.LayerParameter:
-    own_name, own_fields = _own_param(str(type))
+    own_name = own_block(str(type))
+    own_fields = fields_of(_LAYER_FIELDS[own_name].message_type) if own_name else {}
     given: dict[str, FieldValue] = {"type": type}
     own: dict[str, FieldValue] = {}
     for key, value in fields.items():
@@ -234,36 +234,13 @@ def accuracy(
     return layer(name, "Accuracy", (scores, label), top, top_k=top_k, **fields)
 
 
-@functools.cache
-def _own_param(type: str) -> tuple[str, Mapping[str, FieldDescriptor]]:
-    """Return the name and fields of a type's own block, such as `inner_product_param`; "" if it has none."""
-    for name, field in _LAYER_FIELDS.items():
-        if field.message_type and name.replace("_", "") == f"{type.lower()}param":
-            return name, fields_of(field.message_type)
-    return "", {}
-
-
-# The block that holds the batch_size of each type. VideoData reads it from Data's block.
-BATCH_BLOCKS: Mapping[str, str] = MappingProxyType(
-    {
-        "AnnotatedData": "data_param",
-        "Data": "data_param",
-        "HDF5Data": "hdf5_data_param",
-        "ImageData": "image_data_param",
-        "MemoryData": "memory_data_param",
-        "VideoData": "data_param",
-        "WindowData": "window_data_param",
-    }
-)
-
-
 def batch_size(layer: pb.LayerParameter) -> int:
     """Return the number of images per batch of a data layer; 0 if it has no batch_size.
 
     >>> batch_size(pb.LayerParameter(type="Data", data_param=pb.DataParameter(batch_size=32)))
     32
     """
-    block = BATCH_BLOCKS.get(layer.type)
+    block = type_of(layer).batch_block
     return int(getattr(layer, block).batch_size) if block else 0
 
 

@@ -15,6 +15,8 @@ from string import ascii_lowercase
 from typing import Literal
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types.dimensions import Dim, MisfitError
+from caffe_recipes.caffe.layer_types.windows import conv_size, pool_size
 from caffe_recipes.caffe.layers import (
     ZERO,
     Filler,
@@ -29,7 +31,6 @@ from caffe_recipes.caffe.layers import (
     scale,
     softmax_with_loss,
 )
-from caffe_recipes.caffe.shape_rules import Dim, MisfitError, conv_size, pool_size
 from caffe_recipes.errors import InputError
 
 ZeroInit = Literal["none", "last-block", "every-block"]

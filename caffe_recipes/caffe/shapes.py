@@ -10,19 +10,17 @@ from types import MappingProxyType
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import has_unknown_effect
-from caffe_recipes.caffe.shape_rules import RULES, SOURCES, Images, MisfitError, Shape, Shapes, check_size
+from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.layer_types.dimensions import (
+    Images,
+    LayerShapes,
+    MisfitError,
+    Shape,
+    Shapes,
+    check_size,
+)
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.wording import describe_count, did_you_mean, shorten
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShapes:
-    """A layer with its shapes, which are None if its type has no rule or if a bottom's shape is None."""
-
-    layer: pb.LayerParameter
-    bottoms: tuple[Shape | None, ...]
-    tops: tuple[Shape | None, ...]
-    learned: tuple[Shape, ...] | None
 
 
 @dataclass(frozen=True)
@@ -179,18 +177,18 @@ def _infer(
     known = [bottom for bottom in bottoms if bottom is not None]
     learned: Shapes = ()
     tops: Sequence[Shape | None]
-    if layer.type in SOURCES:
-        tops = SOURCES[layer.type](layer, images)
-    elif layer.type in RULES and not has_unknown_effect(layer):
-        rule = RULES[layer.type]
-        if not rule.min_bottoms <= len(bottoms) <= rule.max_bottoms:
-            raise MisfitError(f"takes {rule.arity}, not {len(bottoms)}")
+    entry = type_of(layer)
+    if entry.source:
+        tops = entry.source.shapes(layer, images)
+    elif entry.shapes and not has_unknown_effect(layer):
+        if not entry.bottoms[0] <= len(bottoms) <= entry.bottoms[1]:
+            raise MisfitError(f"takes {entry.arity}, not {len(bottoms)}")
         if len(known) < len(bottoms):
             return unknown, None
-        tops, learned = rule.infer(layer, known)
+        tops, learned = entry.shapes(layer, known)
     else:
         return unknown, None
-    least = RULES[layer.type].min_tops(layer) if layer.type in RULES else 1
+    least = entry.min_tops(layer)
     # A layer may have no tops: Caffe then checks only the names, and a loss adds a top itself.
     if len(layer.top) > len(tops) or 0 < len(layer.top) < least:
         count = least if 0 < len(layer.top) < least else len(tops)

@@ -27,6 +27,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.forks import find_fork_type
+from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.caffe.prototxt import NO_COMMENTS, Document, is_kind
 from caffe_recipes.caffe.text.comments import Comment, join_comments
 from caffe_recipes.errors import PrototxtError
@@ -316,47 +317,9 @@ def _describe_changes(layers: int, paddings: int, dropped: list[str]) -> Iterato
         yield f"dropped, as in Caffe's own upgrade: {', '.join(dropped)}"
 
 
-V1_TYPES = {
-    "NONE": "",
-    "ABSVAL": "AbsVal",
-    "ACCURACY": "Accuracy",
-    "ARGMAX": "ArgMax",
-    "BNLL": "BNLL",
-    "CONCAT": "Concat",
-    "CONTRASTIVE_LOSS": "ContrastiveLoss",
-    "CONVOLUTION": "Convolution",
-    "DATA": "Data",
-    "DECONVOLUTION": "Deconvolution",
-    "DROPOUT": "Dropout",
-    "DUMMY_DATA": "DummyData",
-    "ELTWISE": "Eltwise",
-    "EUCLIDEAN_LOSS": "EuclideanLoss",
-    "EXP": "Exp",
-    "FLATTEN": "Flatten",
-    "HDF5_DATA": "HDF5Data",
-    "HDF5_OUTPUT": "HDF5Output",
-    "HINGE_LOSS": "HingeLoss",
-    "IM2COL": "Im2col",
-    "IMAGE_DATA": "ImageData",
-    "INFOGAIN_LOSS": "InfogainLoss",
-    "INNER_PRODUCT": "InnerProduct",
-    "LRN": "LRN",
-    "MEMORY_DATA": "MemoryData",
-    "MULTINOMIAL_LOGISTIC_LOSS": "MultinomialLogisticLoss",
-    "MVN": "MVN",
-    "POOLING": "Pooling",
-    "POWER": "Power",
-    "RELU": "ReLU",
-    "SIGMOID": "Sigmoid",
-    "SIGMOID_CROSS_ENTROPY_LOSS": "SigmoidCrossEntropyLoss",
-    "SILENCE": "Silence",
-    "SLICE": "Slice",
-    "SOFTMAX": "Softmax",
-    "SOFTMAX_LOSS": "SoftmaxWithLoss",
-    "SPLIT": "Split",
-    "TANH": "TanH",
-    "THRESHOLD": "Threshold",
-    "WINDOW_DATA": "WindowData",
+_V1_NAMES = {name.replace("_", ""): name for name in pb.V1LayerParameter.LayerType.DESCRIPTOR.values_by_name}
+V1_TYPES = {"NONE": ""} | {
+    v1: name for name, entry in LAYER_TYPES.items() if (v1 := entry.v1 or _V1_NAMES.get(name.upper()))
 }
 
 # V1 fields with one value per learned blob, and the field of `param` that each becomes.

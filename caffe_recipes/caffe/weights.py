@@ -17,7 +17,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_rules import MAX_AXES, Images, Shape, product
+from caffe_recipes.caffe.layer_types.dimensions import MAX_AXES, Images, Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.caffe.upgrade import V1_TYPES
 from caffe_recipes.errors import DataError, WeightsError, hint_for

@@ -28,28 +28,6 @@ def fill(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None
         FILLERS[filler.type](blob, filler, generator)
 
 
-def starting_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
-    """Return the filler of each learned blob: the layer's own, or the default of its type.
-
-    BatchNorm's `filler` is ignored: it is for the fused scale of another Caffe engine.
-    """
-    one, zero = pb.FillerParameter(type="constant", value=1), pb.FillerParameter(type="constant")
-    if layer.type in ("Convolution", "Deconvolution"):
-        return [layer.convolution_param.weight_filler, layer.convolution_param.bias_filler]
-    if layer.type == "InnerProduct":
-        return [layer.inner_product_param.weight_filler, layer.inner_product_param.bias_filler]
-    if layer.type == "Scale":
-        scale = layer.scale_param
-        factor = [scale.filler if scale.HasField("filler") else one] if len(layer.bottom) == 1 else []
-        return [*factor, scale.bias_filler]
-    if layer.type == "Bias":
-        return [layer.bias_param.filler]
-    if layer.type == "PReLU":
-        quarter = pb.FillerParameter(type="constant", value=0.25)
-        return [layer.prelu_param.filler if layer.prelu_param.HasField("filler") else quarter]
-    return [zero] * 3
-
-
 def fan(shape: tuple[int, ...], norm: int) -> float:
     """Return the fan-in (FAN_IN) or fan-out (FAN_OUT) of a weight blob, or the mean of the two (AVERAGE).
 

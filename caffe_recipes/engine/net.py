@@ -19,17 +19,22 @@ from google.protobuf import text_format
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.refusals import IMPLICIT_LOSSES, IN_PLACE, bottoms_without_backward, find_refusals
+from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
+from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, select_layers, stats_images
-from caffe_recipes.engine.data import SOURCES, DataContext, InputLayer, check_data, first_image_shape
-from caffe_recipes.engine.fillers import fill, starting_fillers
+from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
-from caffe_recipes.engine.losses import LOSS_LAYERS, LabelError
-from caffe_recipes.engine.ops import (
-    DENSE,
-    NORM,
-    POINTWISE,
-    SHAPE,
+from caffe_recipes.engine.operators import OPERATORS
+from caffe_recipes.engine.operators.data import (
+    SOURCES,
+    DataContext,
+    InputLayer,
+    check_data,
+    first_image_shape,
+)
+from caffe_recipes.engine.operators.elementwise import scales_channels
+from caffe_recipes.engine.operators.loss import LabelError
+from caffe_recipes.engine.operators.operator import (
     Forward,
     LayerError,
     Shape,
@@ -37,7 +42,6 @@ from caffe_recipes.engine.ops import (
     format_shape,
     layer_error,
     require_known_shapes,
-    scales_channels,
 )
 from caffe_recipes.errors import CaffeRecipesError, DataError, InputError, PrototxtError, escaped_error
 
@@ -186,15 +190,11 @@ def loss_weight(layer: pb.LayerParameter, top: int) -> float:
     """Return the loss weight of a top: the explicit one, else 1 for the first top of a loss layer."""
     if top < len(layer.loss_weight):
         return layer.loss_weight[top]
-    return float(not layer.loss_weight and layer.type in IMPLICIT_LOSSES and top == 0)
+    return float(not layer.loss_weight and type_of(layer).loss_weight == 1 and top == 0)
 
 
 def _split_name(net: pb.NetParameter, producer: _Producer, blob: str) -> str:
     return f"{blob}_{net.layer[producer[0]].name}_{producer[1]}_split"
-
-
-LAYERS = {**DENSE, **NORM, **POINTWISE, **SHAPE, **LOSS_LAYERS}
-_TOPLESS = IMPLICIT_LOSSES | {"Silence"}  # a loss without a top gets an unnamed one
 
 
 class RunnableNet:
@@ -341,7 +341,7 @@ class RunnableNet:
     def _set_up(self, layer: pb.LayerParameter, shapes: Shapes) -> Forward:
         """Return the forward function of a layer."""
         try:
-            return LAYERS[layer.type](layer, shapes)
+            return OPERATORS[layer.type](layer, shapes)
         except CaffeRecipesError:
             raise
         except Exception as error:
@@ -371,7 +371,7 @@ class RunnableNet:
             indices.append(len(self._shapes))
             self._shapes.append(shape)
             self._blob_index[blob] = indices[-1]
-        if not layer.top and layer.type in IMPLICIT_LOSSES:  # the loss gets an unnamed top
+        if not layer.top and type_of(layer).loss_weight == 1:  # the loss gets an unnamed top
             self._log.info("net.cpp:1472", f"{layer.name} -> (automatic)")
             indices.append(len(self._shapes))
             self._shapes.append(())
@@ -400,7 +400,7 @@ class RunnableNet:
             mine, other = (", ".join(map(format_shape, of)) for of in (shapes.learned, known))
             raise layer_error(layer, f"has blobs {mine} here, but {other} in the TRAIN net")
         tensors = []
-        fillers = starting_fillers(layer)
+        fillers = type_of(layer).starting_fillers(layer)
         for index, shape in enumerate(shapes.learned):
             spec = layer.param[index] if index < len(layer.param) else pb.ParamSpec()
             if spec.name in self._named:
@@ -635,19 +635,20 @@ class RunnableNet:
 
 def _check_layers(net: pb.NetParameter) -> None:
     """Raise InputError for a layer that Caffe rejects, or for all layers that the engine does not support."""
-    unsupported = [layer for layer in net.layer if layer.type not in SOURCES and layer.type not in LAYERS]
+    unsupported = [layer for layer in net.layer if layer.type not in SOURCES and layer.type not in OPERATORS]
     if unsupported:
         types = ", ".join(dict.fromkeys(f"'{layer.type}'" for layer in unsupported))
         where = ", ".join(f"layer '{layer.name}' ({layer.type})" for layer in unsupported)
         what = f"type {types} is not supported" if "," not in types else f"types {types} are not supported"
-        raise LayerError(where, what, f"supported types: {', '.join(sorted({*SOURCES, *LAYERS}))}")
+        raise LayerError(where, what, f"supported types: {', '.join(sorted({*SOURCES, *OPERATORS}))}")
     for layer in net.layer:
         for refusal in find_refusals(layer, net.engine):
             raise layer_error(layer, refusal.what, refusal.write)
-        if not layer.top and layer.type not in _TOPLESS:
+        # A loss without a top gets an unnamed one.
+        if not layer.top and type_of(layer).loss_weight != 1 and type_of(layer).makes_tops:
             raise layer_error(layer, "has no top", f'write top: "{layer.name}"')
         for top, bottom in zip(layer.top, layer.bottom, strict=False):
-            if top == bottom and layer.type not in IN_PLACE:
+            if top == bottom and not type_of(layer).in_place:
                 raise layer_error(
                     layer, f"cannot write its top over its bottom '{top}'", f'top: "{layer.name}"'
                 )

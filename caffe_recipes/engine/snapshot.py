@@ -13,7 +13,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import blob_shape, blob_values, fits_shape, packed_data, save_message
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
-from caffe_recipes.engine.ops import format_shape
+from caffe_recipes.engine.operators.operator import format_shape
 from caffe_recipes.engine.updates import ParamGroup, view_as_blob
 from caffe_recipes.errors import InputError, WeightsError, hint_for
 from caffe_recipes.files import check_replaceable

@@ -17,6 +17,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.dialects.convert import convert_nets, with_own_fields
 from caffe_recipes.caffe.dialects.schema import load_lenient
+from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layers import data, source_batch
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions
@@ -128,8 +129,13 @@ def _times_before(recipe: Recipe, phase: Phase) -> str:
 Blobs = tuple[str, Sequence[str]]
 _USUAL: Blobs = ("data", ("data", "label"))
 
-# Layers that read images from other sources than an LMDB; a recipe's data layers do not replace them.
-OTHER_READERS = ("ImageData", "HDF5Data", "WindowData", "AnnotatedData", "VideoData")
+
+def reads_other_files(layer: pb.LayerParameter) -> bool:
+    """Return whether a layer reads other files than an LMDB; a recipe's data layers do not replace it."""
+    source = type_of(layer).source
+    return source is not None and source.reads_files and layer.type != "Data"
+
+
 # Layers whose data a program of the user's gives them; a Python layer with bottoms is something else.
 _FED_BY_PROGRAMS = ("MemoryData", "Python")
 
@@ -232,7 +238,7 @@ def with_data(own: Document[pb.NetParameter], recipe: Recipe, variant: NetVarian
         _check_sources(own, recipe)
         return net
     for index, layer in enumerate(net.layer):
-        if layer.type in OTHER_READERS:
+        if reads_other_files(layer):
             what = f"layer '{layer.name}' reads {layer.type}, which is not an LMDB"
             hint = "to keep it, write `data: as-in-net` and `images: N`"
             raise RecipeError(own.where(f"layer[{index}]"), what, hint)

@@ -38,7 +38,7 @@ from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.errors import ClusterError, DataError, InputError, PrototxtError, RunFailed, WeightsError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_per_iter, main_line
 from caffe_recipes.recipe.model import OUR_TRAINER, AnyRecipe, Phase, Recipe
-from caffe_recipes.render.prototxts import OTHER_READERS, build_solver
+from caffe_recipes.render.prototxts import build_solver, reads_other_files
 from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.render.tree import generate, placed_paths
 from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
@@ -216,7 +216,7 @@ class Caffe(Trainer):
                     document.place(name.offset), what, "omit --dialect, or give a Caffe with --caffe"
                 )
             for index, layer in enumerate(getattr(document.message, "layer", ())):
-                if layer.type in OTHER_READERS:
+                if reads_other_files(layer):
                     what = f"layer '{layer.name}' reads {layer.type}, which {OUR_TRAINER} does not"
                     hint = "build an LMDB of the data, or give a Caffe with --caffe"
                     yield InputError(document.where(f"layer[{index}].type"), what, hint)

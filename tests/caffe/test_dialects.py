@@ -10,8 +10,8 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import (
     COUNTERPARTS,
-    LAYER_TYPES,
     LR_POLICIES,
+    TYPE_COUNTERPARTS,
     Definition,
     field_dialects,
     find_counterpart,
@@ -116,7 +116,7 @@ def test_a_counterpart_answers_a_field_that_another_has_and_this_lacks(dialect: 
 
 
 def test_layers_and_policies_are_answered_by_what_is_known_more_widely() -> None:
-    for lacking, other in LAYER_TYPES.items():
+    for lacking, other in TYPE_COUNTERPARTS.items():
         assert set(layer_type_dialects(other)) > set(layer_type_dialects(lacking))
     for policy in LR_POLICIES.values():
         assert all(policy.uses in dialect.lr_policies for dialect in load_dialects().values())

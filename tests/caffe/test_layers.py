@@ -9,9 +9,9 @@ import pytest
 from caffe_recipes.caffe import layers as L  # noqa: N812 - as net definitions write it
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import load_dialects
-from caffe_recipes.caffe.layers import BATCH_BLOCKS, batch_size
+from caffe_recipes.caffe.layer_types import LAYER_TYPES
+from caffe_recipes.caffe.layers import batch_size
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.caffe.shape_rules import SOURCES
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.errors import InputError
 
@@ -126,6 +126,9 @@ def test_data_layers_of_two_phases_may_share_a_name_and_others_may_not() -> None
 # The table of data layers fits the schema, the dialects, and the rules on shapes.
 
 
+BATCH_BLOCKS = {name: entry.batch_block for name, entry in LAYER_TYPES.items() if entry.batch_block}
+
+
 @pytest.mark.parametrize("type_", BATCH_BLOCKS)
 def test_each_type_takes_its_batch_size_from_its_own_block(type_: str) -> None:
     layer = pb.LayerParameter(type=type_, top=["data", "label"])
@@ -133,7 +136,9 @@ def test_each_type_takes_its_batch_size_from_its_own_block(type_: str) -> None:
     getattr(layer, BATCH_BLOCKS[type_]).batch_size = 7
     layer.transform_param.crop_size = 5
     assert batch_size(layer) == 7
-    shape = SOURCES[type_](layer, lambda source: (3, 9, 9))[0]
+    source = LAYER_TYPES[type_].source
+    assert source is not None
+    shape = source.shapes(layer, lambda source: (3, 9, 9))[0]
     assert shape is not None
     assert shape[0] == 7
     assert type_ in load_dialects()["surfsara"].layer_types

@@ -18,7 +18,7 @@ from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.build import build_lmdb, check_output, load_pictures, shuffle, split_pictures
 from caffe_recipes.data.images import Picture, Pictures, Settings
 from caffe_recipes.data.manifest import manifest_path
-from caffe_recipes.engine.data import first_image_shape
+from caffe_recipes.engine.operators.data import first_image_shape
 from caffe_recipes.engine.transform import decode
 from caffe_recipes.errors import DataError, InputError
 from tests.data.conftest import encode, names, plan_of, records, write_images

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.engine.fillers import FILLERS
-from caffe_recipes.engine.net import LAYERS
+from caffe_recipes.engine.operators import OPERATORS
 
 _BLOCKS = {
     "ArgMax": "argmax_param",
@@ -52,7 +52,7 @@ def random_net(seed: int) -> pb.NetParameter:
 
 
 def _add_layer(random: Random, net: pb.NetParameter, index: int, blobs: list[str]) -> None:
-    type_ = random.choice(sorted(LAYERS))
+    type_ = random.choice(sorted(OPERATORS))
     layer = net.layer.add(name=f"l{index}", type=type_)
     several = type_ in ("Concat", "Eltwise", "Crop") or "Loss" in type_ or type_ == "Accuracy"
     count = 2 if several and random.random() < 0.9 else random.choice((1, 1, 1, 1, 2, 3))

@@ -20,7 +20,7 @@ from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.weights import check_weights, load_weights
 from caffe_recipes.engine.main import COMMANDS, check_modules, parse_flags
-from caffe_recipes.engine.net import LAYERS
+from caffe_recipes.engine.operators import OPERATORS
 from caffe_recipes.errors import InputError, escaped_error
 
 Run = Callable[..., tuple[int, str]]
@@ -564,7 +564,7 @@ def test_an_exception_of_torch_or_python_becomes_a_line_with_layer_and_iteration
     where: str,
 ) -> None:
     monkeypatch.setattr(_Stumbling, "passes", 0)
-    monkeypatch.setitem(LAYERS, "ReLU", setup)
+    monkeypatch.setitem(OPERATORS, "ReLU", setup)
     change(case / "net.prototxt", ('layer { name: "loss"', RELU + 'layer { name: "loss"'))
     change(case / "net.prototxt", ('bottom: "ip" bottom: "label"', 'bottom: "act" bottom: "label"'))
     code, log = run("train", "-solver", "solver.prototxt")

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.engine.data import DataContext
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet, filter_net, insert_splits
+from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from tests.engine.conftest import needs_gpu

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.data import RecordReader
 from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.operators.data import RecordReader
 from caffe_recipes.engine.solver import RateSchedule, SmoothedLoss
 from tests.engine.conftest import needs_gpu
 

@@ -280,7 +280,7 @@ COUNTERPARTS: Mapping[str, _Fields] = {
     },
 }
 
-LAYER_TYPES: Mapping[str, str] = {
+TYPE_COUNTERPARTS: Mapping[str, str] = {
     "MKLBatchNorm": "BatchNorm",
     "SmoothL1LossOHEM": "SmoothL1Loss",
     "SoftmaxWithLossOHEM": "SoftmaxWithLoss",
@@ -319,5 +319,5 @@ def find_layer_counterpart(dialect: str, layer_type: str) -> str:
     >>> find_layer_counterpart("bvlc", "SpatialDropout"), find_layer_counterpart("bvlc", "PriorBox")
     ('Dropout', '')
     """
-    other = LAYER_TYPES.get(layer_type, "")
+    other = TYPE_COUNTERPARTS.get(layer_type, "")
     return other if other in load_dialects()[dialect].layer_types else ""

@@ -25,8 +25,8 @@ from caffe_recipes.caffe.dialects.check import BATCH_SIZE, TITLES, find_meaning_
 from caffe_recipes.caffe.dialects.forks import FIELDS
 from caffe_recipes.caffe.dialects.schema import describe_name, share_schema, to_any, to_ours
 from caffe_recipes.caffe.joined_nets import JoinedDocument, join_documents
+from caffe_recipes.caffe.layer_types.normalization import has_own_scale
 from caffe_recipes.caffe.prototxt import LAYER, Document, is_kind
-from caffe_recipes.caffe.shape_rules import has_own_scale
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.text.parser import ForeignName
 from caffe_recipes.caffe.upgrade import as_current_net

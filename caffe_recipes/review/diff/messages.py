@@ -20,8 +20,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types import find_layer_type
 from caffe_recipes.caffe.prototxt import is_kind, render_prototxt
-from caffe_recipes.caffe.refusals import UNWEIGHTED
 from caffe_recipes.caffe.text.writer import FIRST_FOREIGN, field_ranks, float_text, string_text
 from caffe_recipes.review.diff.changes import NOT_SET, Change, ShownValue
 from caffe_recipes.review.diff.forms import normalize_all, normalize_differing
@@ -174,7 +174,8 @@ def list_default(message: Any, field: FieldDescriptor, layer_type: str = "") -> 
     """Return the value that Caffe uses for an empty list, or None if it has no default."""
     key = message.DESCRIPTOR.name, field.name
     if key == ("LayerParameter", "loss_weight"):
-        return 1 if "Loss" in layer_type and layer_type not in UNWEIGHTED else None  # loss_layer: LayerSetUp
+        is_weighted = "Loss" in layer_type and find_layer_type(layer_type).loss_weight != 0
+        return 1 if is_weighted else None  # loss_layer: LayerSetUp
     sides = [f"{field.name}_{side}" for side in ("h", "w")]
     known = message.DESCRIPTOR.fields_by_name
     if any(side in known and message.HasField(side) for side in sides):

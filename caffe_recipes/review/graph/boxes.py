@@ -14,21 +14,20 @@ from __future__ import annotations
 import math
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.shapes import select_layers
-from caffe_recipes.review.inspect.costs import window
 from caffe_recipes.review.inspect.summary import has_inputs, show_dims
 from caffe_recipes.wording import shorten_middle
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.shape_rules import Shape
-    from caffe_recipes.caffe.shapes import LayerShapes
+    from caffe_recipes.caffe.layer_types.dimensions import LayerShapes, Shape
     from caffe_recipes.review.inspect.summary import LoadedNet
 
 MOST_CHARACTERS = 44
@@ -92,62 +91,7 @@ def describe_layer(layer: pb.LayerParameter) -> str:
     >>> describe_layer(pb.LayerParameter(type="InnerProduct", inner_product_param={"num_output": 1000}))
     'InnerProduct 1000'
     """
-    details = _DETAILS.get(layer.type)
-    return shorten(f"{layer.type} {details(layer)}".rstrip() if details else layer.type)
-
-
-def _strided(param: pb.ConvolutionParameter | pb.PoolingParameter) -> list[str]:
-    parts = ["×".join(map(str, window(param, "kernel_size")))]
-    strides = sorted(set(window(param, "stride")))
-    if strides and strides != [1]:
-        parts.append(f"stride {'×'.join(map(str, strides))}")
-    return parts
-
-
-def _convolution(layer: pb.LayerParameter) -> str:
-    param = layer.convolution_param
-    kernel, *stride = _strided(param)
-    parts = [kernel, str(param.num_output), *stride]
-    if param.group > 1:
-        parts.append(f"{param.group} groups")
-    if any(dilation > 1 for dilation in param.dilation):
-        parts.append(f"dilation {max(param.dilation)}")
-    return ", ".join(parts)
-
-
-def _pooling(layer: pb.LayerParameter) -> str:
-    param = layer.pooling_param
-    method = pb.PoolingParameter.PoolMethod.Name(param.pool)
-    return f"{method} global" if param.global_pooling else f"{method} {', '.join(_strided(param))}"
-
-
-_DETAILS: Mapping[str, Callable[[pb.LayerParameter], str]] = {
-    "Accuracy": lambda layer: f"top {layer.accuracy_param.top_k}",
-    "Convolution": _convolution,
-    "Data": lambda layer: f"batch {layer.data_param.batch_size}",
-    "Deconvolution": _convolution,
-    "Dropout": lambda layer: f"{layer.dropout_param.dropout_ratio:.3g}",
-    "Eltwise": lambda layer: pb.EltwiseParameter.EltwiseOp.Name(layer.eltwise_param.operation),
-    "InnerProduct": lambda layer: str(layer.inner_product_param.num_output),
-    "LRN": lambda layer: str(layer.lrn_param.local_size),
-    "LSTM": lambda layer: str(layer.recurrent_param.num_output),
-    "Pooling": _pooling,
-    "RNN": lambda layer: str(layer.recurrent_param.num_output),
-}
-
-
-# The kind of a box, and so its colour, by layer type; except losses and layers without bottoms.
-_KINDS = {
-    "Accuracy": "end",
-    "Concat": "join",
-    "Convolution": "matrix",
-    "Deconvolution": "matrix",
-    "Eltwise": "join",
-    "InnerProduct": "matrix",
-    "LSTM": "matrix",
-    "Pooling": "pooling",
-    "RNN": "matrix",
-}
+    return shorten(f"{layer.type} {type_of(layer).details(layer)}".rstrip())
 
 
 @dataclass(frozen=True)
@@ -338,7 +282,7 @@ def _kind(draft: _Draft) -> str:
     layer = draft.layers[0][0]
     if not layer.bottom:
         return "source"
-    return "end" if layer.type.endswith("Loss") else _KINDS.get(layer.type, "other")
+    return "end" if layer.type.endswith("Loss") else type_of(layer).kind
 
 
 def _size(draft: _Draft) -> tuple[int, ...] | None:

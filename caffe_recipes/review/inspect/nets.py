@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import load_lenient
-from caffe_recipes.caffe.layers import BATCH_BLOCKS
+from caffe_recipes.caffe.layer_types import LAYER_TYPES, type_of
 from caffe_recipes.caffe.prototxt import MOST_BYTES, is_kind, load_document
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import DataError, InputError, PrototxtError
@@ -33,8 +33,8 @@ from caffe_recipes.review.naming import (
 )
 
 if TYPE_CHECKING:
+    from caffe_recipes.caffe.layer_types.dimensions import Image, Images
     from caffe_recipes.caffe.prototxt import Document
-    from caffe_recipes.caffe.shape_rules import Image, Images
 
 _LISTED = 3  # nets of a folder, in the error that asks for one of them
 
@@ -183,7 +183,7 @@ def read_first_datum(source: str, caffe_root: Path | None) -> pb.Datum | None:
         return next(iter(datums))[1]
 
 
-_BLOCKS = sorted(set(BATCH_BLOCKS.values()))
+_BLOCKS = sorted({entry.batch_block for entry in LAYER_TYPES.values()} - {""})
 
 
 def image_reader(given: Image | None, caffe_root: Path | None, failures: list[str]) -> Images:
@@ -229,7 +229,7 @@ def with_image(net: pb.NetParameter, image: Image, batch: int) -> pb.NetParamete
 def needs_image(net: pb.NetParameter) -> bool:
     """Return whether the net has a layer that may lack the size of its images."""
     return any(
-        layer.type in ("AnnotatedData", "Data", "HDF5Data", "ImageData", "VideoData")
+        ((source := type_of(layer).source) and source.is_sized_by_files)
         or (layer.type == "Input" and not layer.input_param.shape)
         for layer in net.layer
     )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import layer_type_dialects, nearest_layer_type
 from caffe_recipes.caffe.dialects.forks import TYPES, describe_fork
+from caffe_recipes.caffe.layer_types import find_layer_type, type_of
 from caffe_recipes.caffe.prototxt import MOST_BYTES, is_kind
-from caffe_recipes.caffe.shape_rules import RULES, SOURCES
 from caffe_recipes.caffe.shapes import (
     LayerMisfit,
     apply_stats_batch_size,
@@ -37,8 +37,8 @@ from caffe_recipes.wording import describe_count, shorten_middle
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
+    from caffe_recipes.caffe.layer_types.dimensions import Dim, Image, Shape
     from caffe_recipes.caffe.prototxt import Document
-    from caffe_recipes.caffe.shape_rules import Dim, Image, Shape
     from caffe_recipes.caffe.shapes import (
         NetShapes,
     )
@@ -164,7 +164,7 @@ def read_net(given: str, options: SummaryOptions) -> LoadedNet:
 def _needs_no_image(net: pb.NetParameter) -> tuple[str, str]:
     """Return why --input has no effect on a net, and what to do instead."""
     for layer in net.layer:
-        if not layer.bottom and layer.top and layer.type not in SOURCES:
+        if not layer.bottom and layer.top and not type_of(layer).source:
             what = (
                 f"layer '{layer.name}' ({layer.type}) produces blobs whose shapes are known only at run time"
             )
@@ -212,7 +212,7 @@ def per_image(count: Dim, batch: int | None) -> int | None:
 def has_inputs(net: pb.NetParameter, phase: int, level: int = 0, stages: Sequence[str] = ()) -> bool:
     """Return whether a phase of the net has a layer that produces data."""
     return any(
-        layer.type in SOURCES or not layer.bottom for layer in select_layers(net, phase, level, stages)
+        type_of(layer).source or not layer.bottom for layer in select_layers(net, phase, level, stages)
     )
 
 
@@ -244,11 +244,12 @@ def _explain_unknown(layers: Sequence[LayerCount], failures: Sequence[str]) -> s
     for layer in layers:
         if _has_shapes(layer.bottoms) and not _has_shapes(layer.tops):
             what = f"layer '{layer.name}' ({layer.type})"
-            if layer.type not in SOURCES and layer.type not in RULES:
+            entry = find_layer_type(layer.type)
+            if not entry.source and not entry.shapes:
                 return f"{what} {_describe_type(layer.type)}: its output and all layers after it are unknown"
-            if layer.type in SOURCES and failures:
+            if entry.source and failures:
                 return f"{what} does not set the size of its images, and {failures[0]}: give --input C,H,W"
-            if layer.type in SOURCES:
+            if entry.source:
                 return f"{what} does not set the size of its images: give --input C,H,W"
             return f"{what} produces blobs whose shapes are known only at run time"
     return ""

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.layer_types.dimensions import Shape
 from caffe_recipes.caffe.rates import lr_at
-from caffe_recipes.caffe.shape_rules import Shape
 from caffe_recipes.caffe.shapes import infer_shapes, select_layers, show_shape
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.chain import (
@@ -33,7 +34,6 @@ from caffe_recipes.review.lint.chain import (
     train_state,
 )
 from caffe_recipes.review.lint.net_view import (
-    SOURCE_BLOCKS,
     is_deploy_net,
     is_loss,
     normalize_path,
@@ -654,7 +654,7 @@ def _check_transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 def _transform_values(link: Link, field: str) -> str:
     """Return the values of a transform field in the training data layers as text, each value once."""
     shown = [
-        show_transform(one.transform_param, field) for one in link.data_layers if one.type in SOURCE_BLOCKS
+        show_transform(one.transform_param, field) for one in link.data_layers if type_of(one).batch_block
     ]
     return "; ".join(dict.fromkeys(shown))
 
@@ -715,7 +715,7 @@ def _normalize_paths(sources: Iterable[str]) -> tuple[str, ...]:
 
 
 def _source_paths(layers: Iterable[pb.LayerParameter]) -> tuple[str, ...]:
-    blocks = [getattr(layer, SOURCE_BLOCKS[layer.type]) for layer in layers if layer.type in SOURCE_BLOCKS]
+    blocks = [getattr(layer, block) for layer in layers if (block := type_of(layer).batch_block)]
     return tuple(block.source for block in blocks if getattr(block, "source", ""))
 
 
@@ -723,7 +723,7 @@ def _data_place(link: Link, field: str) -> str:
     """Return the place of a field of the first training data layer."""
     if link.net is None:
         return link.solver.path
-    reader = next(layer for layer in link.data_layers if layer.type in SOURCE_BLOCKS)
+    reader = next(layer for layer in link.data_layers if type_of(layer).batch_block)
     layers = enumerate(link.net.message.layer)
     # A layer that contains a NaN does not equal itself: return the file instead.
     index = next((index for index, layer in layers if layer is reader or layer == reader), None)

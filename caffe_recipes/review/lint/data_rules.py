@@ -12,10 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_rules import describe_lack
+from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.layer_types.dimensions import describe_lack
 from caffe_recipes.review.lint.net_view import (
-    READERS,
-    SOURCE_BLOCKS,
     layer_field,
     layer_finding,
     record_shape,
@@ -44,8 +43,8 @@ _SOURCELESS = frozenset(("MemoryData", "VideoData"))
 def check_data(view: NetView) -> Iterator[Finding]:
     """Check each data layer in the file, whatever its phase."""
     for index, layer in enumerate(view.net.layer):
-        block = SOURCE_BLOCKS.get(layer.type)
-        if block is None:
+        block = type_of(layer).batch_block
+        if not block:
             continue
         yield from _check_required_fields(view, index, layer, block)
         if layer.type in _DATABASES:
@@ -70,8 +69,8 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     yield from _check_shuffle_agrees(phase)
     sizes: dict[int, pb.LayerParameter] = {}
     for i, layer in enumerate(phase.layers):
-        block = SOURCE_BLOCKS.get(layer.type)
-        if block is None:
+        block = type_of(layer).batch_block
+        if not block:
             continue
         size = getattr(getattr(layer, block), "batch_size", 0)
         other = next(iter(sizes.values()), None)
@@ -178,7 +177,7 @@ def _check_shuffle_agrees(phase: PhaseNet) -> Iterator[Finding]:
         shuffled, kept = (one, other) if _is_shuffled(one) else (other, one)
         yield finding(
             "train-shuffles-differ",
-            phase.where(i, SOURCE_BLOCKS[other.type]),
+            phase.where(i, type_of(other).batch_block),
             shuffled=title(shuffled),
             kept=title(kept),
         )
@@ -187,12 +186,15 @@ def _check_shuffle_agrees(phase: PhaseNet) -> Iterator[Finding]:
 
 def _record_layers(phase: PhaseNet) -> list[int]:
     """Return the indexes of the layers of a phase that read a sequence of records."""
-    types = SOURCE_BLOCKS.keys() - _SOURCELESS
-    return [i for i, layer in enumerate(phase.layers) if layer.type in types]
+    return [
+        i
+        for i, layer in enumerate(phase.layers)
+        if type_of(layer).batch_block and layer.type not in _SOURCELESS
+    ]
 
 
 def _is_shuffled(layer: pb.LayerParameter) -> bool:
-    return bool(getattr(getattr(layer, SOURCE_BLOCKS[layer.type]), "shuffle", False))
+    return bool(getattr(getattr(layer, type_of(layer).batch_block), "shuffle", False))
 
 
 @data_rule(
@@ -474,29 +476,13 @@ def _check_raw_datums(
             return
 
 
-CLASSIFIERS = frozenset(("Accuracy", "SoftmaxWithLoss", "SoftmaxWithLossOHEM"))
-# Layers whose output is never a class number.
-_COMPUTED_WORDS = """
-    BatchNorm Convolution Deconvolution Dropout ELU InnerProduct LRN PReLU Scale Sigmoid Softmax
-    TanH
-"""
-_COMPUTED = frozenset(_COMPUTED_WORDS.split())
-# Layers whose output has the same meaning as their first bottom.
-_PASS_THROUGH = frozenset(("Flatten", "Reshape", "Split"))
-# For each loss: the function that it applies itself, and the loss to use after that function.
-_BUILT_IN_ACTIVATIONS = {
-    "SoftmaxWithLoss": ("Softmax", "MultinomialLogisticLoss"),
-    "SigmoidCrossEntropyLoss": ("Sigmoid", "EuclideanLoss"),
-}
-
-
 def check_labels(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     """Check the predictions and labels that each loss and accuracy of a phase reads."""
     for i, layer in enumerate(phase.layers):
-        if layer.type in CLASSIFIERS and len(layer.bottom) > 1:
+        if type_of(layer).is_classifier and len(layer.bottom) > 1:
             yield from _check_label(phase, i)
             yield from _check_outputs(view, phase, i)
-        if layer.type in _BUILT_IN_ACTIVATIONS and layer.bottom:
+        if type_of(layer).activation and layer.bottom:
             yield from _check_activation(phase, i)
     yield from _check_ignored_labels(phase)
 
@@ -619,7 +605,7 @@ def _label_source(phase: PhaseNet, i: int) -> str | None:
 
 def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
     """Find the (layer, top) that a bottom comes from, through layers that pass it on unchanged."""
-    origin = phase.producer_through(i, b, _PASS_THROUGH)
+    origin = phase.producer_through(i, b, lambda entry: entry.is_view)
     return origin if origin is not None and origin[0] >= 0 else None
 
 
@@ -635,15 +621,15 @@ def _check_label(phase: PhaseNet, i: int) -> Iterator[Finding]:
     if origin is None:
         return
     producer = phase.layers[origin[0]]
-    images = producer.type in READERS and origin[1] == 0 and origin[0] in set(phase.layers_above(i))
-    if producer.type in _COMPUTED or images:
+    images = type_of(producer).is_reader and origin[1] == 0 and origin[0] in set(phase.layers_above(i))
+    if type_of(producer).is_never_label or images:
         what = (
             "the images that its predictions are computed from"
             if images
             else f"computed by {title(producer)}"
         )
         predictions = _origin(phase, i, 0)
-        swapped = predictions is not None and phase.layers[predictions[0]].type in READERS
+        swapped = predictions is not None and type_of(phase.layers[predictions[0]]).is_reader
         yield layer_finding(
             "label-not-label",
             phase,
@@ -660,7 +646,7 @@ def _check_label(phase: PhaseNet, i: int) -> Iterator[Finding]:
 def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
     """Return whether a bottom comes from a layer whose output is never a class number."""
     origin = _origin(phase, i, b)
-    return origin is not None and phase.layers[origin[0]].type in _COMPUTED
+    return origin is not None and type_of(phase.layers[origin[0]]).is_never_label
 
 
 @label_rule(
@@ -680,7 +666,7 @@ def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
 )
 def _check_activation(phase: PhaseNet, i: int) -> Iterator[Finding]:
     layer, origin = phase.layers[i], _origin(phase, i, 0)
-    applied, replacement = _BUILT_IN_ACTIVATIONS[layer.type]
+    applied, replacement = type_of(layer).activation or ("", "")
     if origin is not None and phase.layers[origin[0]].type == "ReLU":
         producer = phase.layers[origin[0]]
         yield layer_finding("relu-on-scores", phase, origin[0], "type", loss=title(layer))

@@ -19,8 +19,10 @@ from caffe_recipes.caffe.dialects import OURS, layer_type_dialects, nearest_laye
 from caffe_recipes.caffe.dialects.check import TITLES
 from caffe_recipes.caffe.dialects.forks import DEPTHWISE, TYPES, describe_fork
 from caffe_recipes.caffe.dialects.schema import rounds_down
-from caffe_recipes.caffe.refusals import UNWEIGHTED, Refusal, find_filler_refusals, find_refusals
-from caffe_recipes.caffe.shape_rules import MisfitError, pooling
+from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.layer_types.dimensions import MisfitError
+from caffe_recipes.caffe.layer_types.entry import Refusal
+from caffe_recipes.caffe.refusals import find_filler_refusals, find_refusals
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.data_rules import mean_values_misfit
@@ -43,7 +45,7 @@ from caffe_recipes.review.lint.rules import Explanation, Fix, dialect_rule, find
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.shape_rules import Shape, Shapes
+    from caffe_recipes.caffe.layer_types.dimensions import Shape, Shapes
     from caffe_recipes.review.lint.net_view import (
         NetView,
         PhaseNet,
@@ -57,11 +59,6 @@ read_rule = partial(
 
 # Rules that do not apply to a Caffe that is built for GPUs.
 _CPU_ONLY_REFUSALS = frozenset(("engine-unknown", "pooling-stochastic"))
-_NOT_LOSSES_WORDS = """
-    Accuracy AnnotatedData ArgMax BatchNorm Concat Convolution Data Dropout HDF5Data ImageData
-    InnerProduct LRN Pooling ReLU Silence Softmax
-"""
-_NOT_LOSSES = frozenset(_NOT_LOSSES_WORDS.split())
 
 
 @refusal_rule("size-given-twice", "error", "kernel_size, pad, stride or a shape set in two ways")
@@ -120,7 +117,7 @@ def _refusal_finding(index: int, layer: pb.LayerParameter, refusal: Refusal) -> 
 
 @refusal_rule("loss-weight-odd", "warning", "loss_weight on a layer that is not a loss")
 def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    if layer.type in _NOT_LOSSES and any(layer.loss_weight):
+    if type_of(layer).is_never_loss and any(layer.loss_weight):
         yield Refusal(
             "loss-weight-odd",
             "loss_weight[0]",
@@ -133,12 +130,8 @@ def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
 @refusal_rule("input-ignored", "warning", "a layer whose output does not depend on its input")
 def _check_input_ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
     """Find factors of 0, which make a layer ignore its input."""
-    fields = {
-        "Exp": ("exp_param.scale",),
-        "Log": ("log_param.scale",),
-        "Power": ("power_param.power", "power_param.scale"),
-    }.get(layer.type, ("transform_param.scale",) if layer.HasField("transform_param") else ())
-    for path in fields:
+    transform = ("transform_param.scale",) if layer.HasField("transform_param") else ()
+    for path in type_of(layer).zeroing_fields or transform:
         block, _, field = path.partition(".")
         if getattr(getattr(layer, block), field) == 0:
             effect = "its output does not depend on its input, so nothing is learned from it"
@@ -178,7 +171,7 @@ def _check_large_values(layer: pb.LayerParameter) -> Iterator[Refusal]:
 
 @refusal_rule("loss-weight-missing", "error", "a loss without loss_weight, of a type whose default is 0")
 def _check_loss_weight_missing(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    if layer.type in UNWEIGHTED and not layer.loss_weight:
+    if type_of(layer).loss_weight == 0 and not layer.loss_weight:
         yield Refusal(
             "loss-weight-missing",
             "type",
@@ -479,7 +472,7 @@ def check_rounding(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             continue
         if is_known and getattr(given, "round_mode", False):
             continue
-        up = pooling(layer, bottom)[0][0]
+        up = _rounded_up(layer, bottom)
         if up != down:
             near = _resize_pooling(layer, bottom, down)
             write = f"{near} gives {show_shape(down)} too, from windows at other places" if near else ""
@@ -496,6 +489,13 @@ def check_rounding(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             )
 
 
+def _rounded_up(layer: pb.LayerParameter, bottoms: Shapes) -> Shape:
+    """Return the shape of a pooling layer's output in our schema, without the fields of others."""
+    infer = type_of(layer).shapes
+    assert infer is not None
+    return infer(layer, bottoms)[0][0]
+
+
 def _resize_pooling(layer: pb.LayerParameter, bottoms: Shapes, wanted: Shape) -> str:
     """Return the nearest field of a pooling layer with which its rounded-up output has the wanted shape."""
     param = layer.pooling_param
@@ -508,7 +508,7 @@ def _resize_pooling(layer: pb.LayerParameter, bottoms: Shapes, wanted: Shape) ->
         changed.CopyFrom(layer)
         getattr(changed.pooling_param, name)[:] = [value]
         with suppress(MisfitError):  # a window that is larger than its input
-            if pooling(changed, bottoms)[0][0] == wanted:
+            if _rounded_up(changed, bottoms) == wanted:
                 return f"{name}: {value}"
     return ""
 

@@ -12,16 +12,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import posixpath
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.image_headers import ImageShape, image_shape
-from caffe_recipes.caffe.layers import BATCH_BLOCKS
+from caffe_recipes.caffe.layer_types import reads_block, type_of
 from caffe_recipes.caffe.prototxt import LAYER, NO_COMMENTS, Document
-from caffe_recipes.caffe.refusals import UNWEIGHTED
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.upgrade import as_current_net
 from caffe_recipes.errors import PrototxtError
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from caffe_recipes.caffe.dialects import Dialect
-    from caffe_recipes.caffe.shape_rules import Shape
-    from caffe_recipes.caffe.shapes import LayerShapes
+    from caffe_recipes.caffe.layer_types.dimensions import LayerShapes, Shape
+    from caffe_recipes.caffe.layer_types.entry import LayerType
     from caffe_recipes.review.lint.rules import Finding
 
 old_net_rule = partial(rule, "a net in the old format")
@@ -43,15 +42,6 @@ DatumOf = Callable[[str], pb.Datum | None]
 # The smallest and the largest label of a source; None if unknown.
 LabelsOf = Callable[[str], tuple[int, int] | None]
 
-# For each type of data layer, the block that contains its batch_size.
-SOURCE_BLOCKS = BATCH_BLOCKS
-# Data layers that produce records by themselves, rather than being fed by the caller's code.
-READERS = frozenset(SOURCE_BLOCKS) | {"DummyData"}
-_LEARNED_TYPES_WORDS = """
-    BatchNorm Bias Convolution Deconvolution Embed InnerProduct LSTM MKLBatchNorm Normalize PReLU
-    Parameter RNN Scale
-"""
-LEARNED_TYPES = frozenset(_LEARNED_TYPES_WORDS.split())
 _MAX_STAGES = 8
 
 Blob = tuple[int, int]  # (layer, top), or (-1, input)
@@ -108,7 +98,7 @@ class PhaseNet:
     @cached_property
     def is_fed_by_code(self) -> bool:
         """Whether the caller's code feeds the data, as in a deploy net. Unread tops are then outputs."""
-        return not any(layer.type in READERS or layer.type == "Python" for layer in self.layers)
+        return not any(type_of(layer).is_reader or layer.type == "Python" for layer in self.layers)
 
     def given_layer(self, layer: int) -> Any:  # noqa: ANN401 - a message of the schema of all Caffes
         """Return a layer with the fields that only its dialect has, to be read with `getattr`."""
@@ -132,10 +122,10 @@ class PhaseNet:
         shapes = self.shapes[layer] if self.shapes else None
         return shapes.learned if shapes else None
 
-    def producer_through(self, layer: int, bottom: int, types: Collection[str]) -> Blob | None:
-        """Return the (layer, top) that a bottom comes from, looking through layers of these types."""
+    def producer_through(self, layer: int, bottom: int, passes: Callable[[LayerType], bool]) -> Blob | None:
+        """Return the (layer, top) that a bottom comes from, through layers of types that pass it on."""
         producer = self.producer(layer, bottom)
-        while producer is not None and producer[0] >= 0 and self.layers[producer[0]].type in types:
+        while producer is not None and producer[0] >= 0 and passes(type_of(self.layers[producer[0]])):
             producer = self.producer(producer[0], 0)
         return producer
 
@@ -286,7 +276,7 @@ def _trace_gradients(phase: PhaseNet) -> frozenset[tuple[int, int]]:
 
 def _has_gradient(layer: pb.LayerParameter, learned: tuple[Shape, ...] | None) -> bool:
     """Return whether Caffe computes gradients for a layer's weights. Without a `param`, lr_mult is 1."""
-    count = len(learned) if learned is not None else int(layer.type in LEARNED_TYPES)
+    count = len(learned) if learned is not None else int(type_of(layer).learned > 0)
     return len(layer.param) < count or any(param.lr_mult for param in layer.param[:count])
 
 
@@ -303,7 +293,7 @@ def loss_weights(layer: pb.LayerParameter) -> tuple[float, ...]:
     """
     if layer.loss_weight:
         return tuple(layer.loss_weight)
-    return (1.0,) if has_loss_top(layer) and layer.type not in UNWEIGHTED else ()
+    return (1.0,) if has_loss_top(layer) and type_of(layer).loss_weight != 0 else ()
 
 
 def is_loss(layer: pb.LayerParameter) -> bool:
@@ -405,26 +395,6 @@ def show_number(value: float) -> str:
 
 # Blocks that the engine or MLSL reads, which any layer may have.
 _ANY_TYPE_BLOCKS = frozenset(("mn_activation_param", "mn_grad_compress_param", "quantization_param"))
-
-# Blocks that are not simply named after the one type that reads them.
-_BLOCK_TYPES = {
-    "argmax_param": "ArgMax",
-    "batch_norm_param": "BatchNorm MKLBatchNorm",
-    "convolution_param": "Convolution Deconvolution Im2col",
-    "data_param": "AnnotatedData BoxData Data VideoData",
-    "dropout_param": "Dropout SpatialDropout",
-    "infogain_loss_param": "InfogainLoss",
-    "loss_param": "MultiBoxLoss SmoothL1LossOHEM SoftmaxWithLoss SoftmaxWithLossOHEM",
-    "norm_param": "Normalize",
-    "recurrent_param": "LSTM RNN",
-    "sigmoid_param": "Sigmoid SigmoidCrossEntropyLoss",
-    "smooth_l1_loss_param": "SmoothL1Loss SmoothL1LossOHEM",
-    "softmax_param": "InfogainLoss Softmax SoftmaxWithLoss SoftmaxWithLossOHEM",
-    "transform_param": " ".join(
-        sorted({*SOURCE_BLOCKS, "BoxData", "DetectNetTransformation", "DetectionOutput"} - {"HDF5Data"})
-    ),
-}
-
 # Types that read `loss_param` in BVLC's and NVIDIA's Caffe, but not in Intel's.
 _BVLC_LOSS_READERS = frozenset(("InfogainLoss", "SigmoidCrossEntropyLoss"))
 _INTEL_ONLY_TYPE = "MKLBatchNorm"  # identifies Intel's Caffe
@@ -438,13 +408,10 @@ def readers_of(block: str, types: Iterable[str]) -> frozenset[str] | None:
     """
     if block in _ANY_TYPE_BLOCKS:
         return None
-    if block in _BLOCK_TYPES:
-        readers = frozenset(_BLOCK_TYPES[block].split())
-        if block == "loss_param" and _INTEL_ONLY_TYPE not in types:
-            readers |= _BVLC_LOSS_READERS
-        return readers.intersection(types) or None
-    stem = block.removesuffix("_param").replace("_", "")
-    return frozenset(name for name in types if name.lower() == stem) or None
+    readers = {name for name in types if reads_block(name, block)}
+    if block == "loss_param" and _INTEL_ONLY_TYPE not in types:
+        readers |= _BVLC_LOSS_READERS.intersection(types)
+    return frozenset(readers) or None
 
 
 @functools.cache

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.check import BATCH_DIVIDING
-from caffe_recipes.caffe.refusals import bottoms_without_backward
-from caffe_recipes.caffe.shape_rules import has_own_scale, product
+from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
+from caffe_recipes.caffe.layer_types.dimensions import product
+from caffe_recipes.caffe.layer_types.normalization import has_own_scale
 from caffe_recipes.caffe.shapes import show_shape
-from caffe_recipes.review.lint.data_rules import CLASSIFIERS, is_computed, outputs_of
+from caffe_recipes.review.lint.data_rules import is_computed, outputs_of
 from caffe_recipes.review.lint.layer_rules import FILLERS, is_filler_used
 from caffe_recipes.review.lint.net_view import (
-    LEARNED_TYPES,
     Blob,
     filler_fields,
     has_loss_top,
@@ -30,7 +30,7 @@ from caffe_recipes.review.lint.net_view import (
 from caffe_recipes.review.lint.rules import Explanation, finding, rule
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.shape_rules import Shape
+    from caffe_recipes.caffe.layer_types.dimensions import Shape
     from caffe_recipes.review.lint.net_view import (
         NetView,
         PhaseNet,
@@ -45,11 +45,6 @@ learning_rule = partial(
 )
 
 _INTEL_FILLERS = ("gabor",)
-_WEIGHTS = {
-    "Convolution": "convolution_param",
-    "Deconvolution": "convolution_param",
-    "InnerProduct": "inner_product_param",
-}
 # For each filler whose default is useless for training: the field, its default, and what to write.
 _SPREADS = {
     "gaussian": ("std", "std 1", 'type: "msra", or std: 0.01'),
@@ -115,8 +110,8 @@ def _filler_misfit(
     layer: pb.LayerParameter, path: str, filler: pb.FillerParameter
 ) -> tuple[str, str, str, str] | None:
     """Return why a filler does not fit its blob: the field, what is wrong, the effect, and what to write."""
-    block = _WEIGHTS.get(layer.type)
-    outputs = getattr(layer, block).num_output if block and path.endswith("weight_filler") else 0
+    has_outputs = type_of(layer).is_linear and path.endswith("weight_filler")
+    outputs = getattr(layer, type_of(layer).block).num_output if has_outputs else 0
     # Caffe divides by the blob's first axis. For these two that is the number of inputs, which no field
     # contains.
     is_transposed = layer.type == "Deconvolution" or layer.inner_product_param.transpose
@@ -175,7 +170,7 @@ def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
 
 def find_unfilled(layers: Sequence[pb.LayerParameter]) -> tuple[list[int], int]:
     """Return the indexes of the learned layers without a filler, and the number of layers with weights."""
-    weighted = [i for i, layer in enumerate(layers) if layer.type in _WEIGHTS]
+    weighted = [i for i, layer in enumerate(layers) if type_of(layer).is_linear]
     return [i for i in weighted if _is_learned(layers[i]) and not _has_filler(layers[i])], len(weighted)
 
 
@@ -184,7 +179,7 @@ def _is_learned(layer: pb.LayerParameter) -> bool:
 
 
 def _has_filler(layer: pb.LayerParameter) -> bool:
-    block = getattr(layer, _WEIGHTS[layer.type])
+    block = getattr(layer, type_of(layer).block)
     filler: pb.FillerParameter = block.weight_filler
     if filler.type == "uniform":
         return bool(filler.min or filler.max)
@@ -197,16 +192,6 @@ _STATISTICS_BLOBS = 3
 # If a few layers differ from this many times more others, they probably do so by mistake.
 _MISTAKE_RATIO = 4
 _LINEAR = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
-# Layers that work element by element, split or join: what is scaled behind them was normalized before them.
-_KEEPS_VALUES_WORDS = """
-    AbsVal BNLL Bias Clip Concat Dropout ELU Eltwise Exp Flatten Log PReLU Power ReLU Reshape Sigmoid
-    Slice SpatialDropout Split Swish TanH
-"""
-_KEEPS_VALUES = frozenset(_KEEPS_VALUES_WORDS.split())
-# Those whose output is 0 where their input is.
-_KEEPS_ZERO = frozenset(("Dropout", "PReLU", "ReLU", "SpatialDropout", "Split"))
-
-
 _MKL_ENGINES = ("MKL2017", "MKLDNN")
 
 
@@ -436,14 +421,14 @@ def _find_scales(phase: PhaseNet, norms: Sequence[int]) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for i in reversed(range(len(phase.layers))):
-        if phase.layers[i].type != "BatchNorm" and phase.layers[i].type not in _KEEPS_VALUES:
+        if phase.layers[i].type != "BatchNorm" and not type_of(phase.layers[i]).is_elementwise:
             continue
         readers = [reader for t in range(len(phase.layers[i].top)) for reader, _ in phase.flow.readers[i, t]]
         scales = [
             reader if phase.layers[reader].type == "Scale" else found[reader]
             for reader in readers
             if phase.layers[reader].type == "Scale"
-            or (phase.layers[reader].type in _KEEPS_VALUES and reader in found)
+            or (type_of(phase.layers[reader]).is_elementwise and reader in found)
         ]
         if scales:
             found[i] = min(scales)
@@ -638,7 +623,7 @@ def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
     zero = normed = False
     for above in phase.layers_above(i, b):
         layer = phase.layers[above]
-        if layer.type in _KEEPS_ZERO:
+        if type_of(layer).keeps_zero:
             continue
         if layer.type not in ("BatchNorm", "Scale"):
             break
@@ -654,8 +639,6 @@ _MAX_NUMBERS = 2**31 - 1
 _MAX_LOSSES = 20  # with the same label
 # Types whose blobs are statistics, not learned by gradients.
 _STATISTICS_TYPES = frozenset(("BatchNorm", "MKLBatchNorm"))
-# Layers that keep the order of the numbers in their bottom.
-_ORDER_KEEPING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Split"))
 
 
 @learning_rule(
@@ -731,8 +714,8 @@ def _check_backward(phase: PhaseNet) -> Iterator[Finding]:
         if not back:
             continue
         # Another rule reports a computed label.
-        is_known = layer.type in CLASSIFIERS and layer.type != "Accuracy" and is_computed(phase, i, back[0])
-        if not is_known:
+        is_loss_of_labels = type_of(layer).is_classifier and layer.type != "Accuracy"
+        if not (is_loss_of_labels and is_computed(phase, i, back[0])):
             name = layer.bottom[back[0]]
             yield layer_finding("no-backward", phase, i, f"bottom[{back[0]}]", name=name)
 
@@ -762,7 +745,7 @@ def _check_scores_frozen(phase: PhaseNet) -> Iterator[Finding]:
 
 def _learns(phase: PhaseNet, i: int) -> bool:
     layer = phase.layers[i]
-    if layer.type not in LEARNED_TYPES - _STATISTICS_TYPES:
+    if not type_of(layer).learned or layer.type in _STATISTICS_TYPES:
         return False
     learned = phase.learned(i)
     return any(_lr_mults(layer, len(learned) if learned is not None else max(len(layer.param), 1)))
@@ -796,7 +779,7 @@ def _check_nothing_learns(phase: PhaseNet) -> Iterator[Finding]:
     learning = [
         i
         for i, layer in enumerate(phase.layers)
-        if layer.type in LEARNED_TYPES - _STATISTICS_TYPES and phase.learned(i) != ()
+        if type_of(layer).learned and layer.type not in _STATISTICS_TYPES and phase.learned(i) != ()
     ]
     # Layers of unknown types may learn.
     if not learning or not any(map(is_loss, phase.layers)) or None in map(phase.learned, learning):
@@ -855,7 +838,7 @@ def _check_accuracies(phase: PhaseNet) -> Iterator[Finding]:
 
 def _score_source(phase: PhaseNet, i: int, b: int) -> Blob | None:
     """Return the blob that a bottom comes from, looking through layers that keep the order of its numbers."""
-    return phase.producer_through(i, b, _ORDER_KEEPING)
+    return phase.producer_through(i, b, lambda entry: entry.keeps_order)
 
 
 @learning_rule(

@@ -14,15 +14,11 @@ from typing import TYPE_CHECKING, Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import layer_type_dialects
 from caffe_recipes.caffe.image_headers import ImageShape
-from caffe_recipes.caffe.refusals import IN_PLACE
-from caffe_recipes.caffe.shape_rules import RULES as SHAPE_RULES
-from caffe_recipes.caffe.shape_rules import product
+from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.layer_types.dimensions import product
 from caffe_recipes.caffe.shapes import LayerMisfit, infer_shapes, show_shape
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.net_view import (
-    LEARNED_TYPES,
-    READERS,
-    SOURCE_BLOCKS,
     has_loss_top,
     is_in_place,
     is_loss,
@@ -36,8 +32,7 @@ from caffe_recipes.review.lint.rules import finding, rule
 from caffe_recipes.wording import describe_count, find_similar
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.shape_rules import Shape
-    from caffe_recipes.caffe.shapes import LayerShapes
+    from caffe_recipes.caffe.layer_types.dimensions import LayerShapes, Shape
     from caffe_recipes.review.lint.net_view import (
         DatumOf,
         PhaseNet,
@@ -52,19 +47,9 @@ shape_rule = partial(
     rule, "the shapes of a net: layers that do not fit together, and learned or shared blobs"
 )
 
-# Layers at the end of a net, whose unread tops are results.
-_OUTPUT_TYPES_WORDS = """
-    Accuracy ArgMax BoxAnnotatorOHEM DetectionEvaluate DetectionOutput EvalDetection Filter HDF5Output
-    Parameter Python Reduction Sigmoid Silence Softmax TRT
-"""
-_OUTPUT_TYPES = frozenset(_OUTPUT_TYPES_WORDS.split())
-# Layers whose backward pass, in place, needs the overwritten bottom, or writes before it reads.
-_LOSES_BOTTOM = frozenset(("BNLL", "Log", "Power"))
-# Layers whose backward pass reads their top. A ReLU after them keeps the values that get a gradient.
-_READS_TOP = frozenset(("ELU", "Exp", "LRN", "Sigmoid", "Softmax", "TanH"))
+# In place, these keep the values of the top above that get a gradient.
 _KEEPS_TOP = frozenset(("Python", "ReLU"))
 _MAX_UNKNOWN = 20
-_TOPLESS = frozenset(("HDF5Output", "Silence"))
 
 
 def check_blobs(phase: PhaseNet) -> Iterator[Finding]:
@@ -156,22 +141,13 @@ def _check_in_place(phase: PhaseNet) -> Iterator[Finding]:
             blob = phase.producer(i, t)
             if blob is None or not is_in_place(layer, t):
                 continue
-            if layer.type not in IN_PLACE and layer_type_dialects(layer.type):
+            if not type_of(layer).in_place and layer_type_dialects(layer.type):
                 yield layer_finding("in-place-type", phase, i, f"top[{t}]", name=name)
                 continue
             yield from _check_shared_blob(phase, i, t, blob)
-            if (i, t) in phase.gradients and _loses_bottom(layer):
+            if (i, t) in phase.gradients and type_of(layer).loses_bottom(layer):
                 yield layer_finding("in-place-gradient", phase, i, f"top[{t}]", name=name)
             yield from _check_overwrites(phase, i, t)
-
-
-def _loses_bottom(layer: pb.LayerParameter) -> bool:
-    """Return whether the in-place backward pass is wrong; a negative slope flips the sign that it tests."""
-    flipped = (layer.type == "ReLU" and layer.relu_param.negative_slope < 0) or (
-        layer.type == "ELU" and layer.elu_param.alpha < 0
-    )
-    scaled = layer.type == "MVN" and layer.mvn_param.normalize_variance
-    return layer.type in _LOSES_BOTTOM or flipped or scaled
 
 
 @blob_rule(
@@ -207,7 +183,7 @@ def _check_overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
     while above is not None and above[0] >= 0 and layer.type not in _KEEPS_TOP:
         j, top = above
         producer = phase.layers[j]
-        if producer.type in _READS_TOP and (j, 0) in phase.gradients:
+        if type_of(producer).backward_reads_top and (j, 0) in phase.gradients:
             yield layer_finding("in-place-overwrites", phase, i, f"top[{t}]", producer=title(producer))
             return
         above = phase.producer(j, top) if is_in_place(producer, top) else None
@@ -232,12 +208,13 @@ def _check_tops(phase: PhaseNet) -> Iterator[Finding]:
     # A misspelt bottom also leaves a top without a reader: one finding is enough.
     ends = not phase.is_fed_by_code and not phase.flow.missing and any(map(_is_end, phase.layers))
     for i, layer in enumerate(phase.layers):
-        if not layer.top and (layer.type in READERS or layer.type in SHAPE_RULES):
-            if layer.type not in _TOPLESS and not has_loss_top(layer):
+        entry = type_of(layer)
+        if not layer.top and (entry.is_reader or entry.shapes):
+            if entry.makes_tops and not has_loss_top(layer):
                 yield layer_finding("no-top", phase, i, "type")
             continue
         # An unread top in one phase only is probably meant to be printed.
-        if not ends or _is_end(layer) or layer.type in _OUTPUT_TYPES or (layer.bottom and layer.include):
+        if not ends or _is_end(layer) or entry.is_result or (layer.bottom and layer.include):
             continue
         for t, name in enumerate(layer.top):
             if not phase.flow.readers[i, t]:
@@ -252,7 +229,7 @@ def _is_end(layer: pb.LayerParameter) -> bool:
 
 def _suggest_top(layer: pb.LayerParameter, name: str) -> str:
     silence = f'layer {{ name: "silence" type: "Silence" bottom: "{name}" }}'
-    if layer.type in READERS and len(layer.top) > 1:
+    if type_of(layer).is_reader and len(layer.top) > 1:
         return f"remove the top, or {silence}"
     return f"read it, remove the layer, or {silence}"
 
@@ -279,7 +256,7 @@ def _check_names(phase: PhaseNet) -> Iterator[Finding]:
     for name, [first, *others] in named.items():
         for i in others:
             pair = phase.layers[first], phase.layers[i]
-            learned = any(layer.type in LEARNED_TYPES for layer in pair)
+            learned = any(type_of(layer).learned for layer in pair)
             yield finding(
                 "weights-name-twice" if learned else "layer-name-twice",
                 phase.where(i, "name"),
@@ -299,8 +276,6 @@ def suggest_name(layer: pb.LayerParameter) -> str:
 _MAX_MISFITS = 20
 _MAX_ALONE = 200
 _ALIKE = 0.6
-# A BatchNorm has five blobs in an engine that also learns scale and shift.
-_MAX_BLOBS = {"BatchNorm": 5}
 
 
 def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Finding]]:
@@ -347,8 +322,8 @@ def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Find
 
 def lacks_batch_size(layer: pb.LayerParameter) -> bool:
     """Return whether a data layer that needs a batch_size has none."""
-    block = SOURCE_BLOCKS.get(layer.type)
-    return block is not None and getattr(getattr(layer, block), "batch_size", 1) == 0
+    block = type_of(layer).batch_block
+    return bool(block) and getattr(layer, block).batch_size == 0
 
 
 def _copy_phase(phase: PhaseNet) -> tuple[pb.NetParameter, dict[str, str]]:
@@ -472,9 +447,12 @@ def _check_param_counts(phase: PhaseNet) -> Iterator[Finding]:
 def _max_blobs(phase: PhaseNet, i: int) -> int | None:
     """Return the number of blobs that a layer learns at most; None if unknown."""
     layer, learned = phase.layers[i], phase.learned(i)
-    if learned is None and layer.type in SHAPE_RULES and layer.type not in LEARNED_TYPES:
+    if learned is None and type_of(layer).shapes and not type_of(layer).learned:
         learned = ()
-    return None if learned is None else _MAX_BLOBS.get(layer.type, len(learned))
+    if learned is None:
+        return None
+    # A BatchNorm has more blobs in an engine that also learns scale and shift.
+    return type_of(layer).learned if layer.type == "BatchNorm" else len(learned)
 
 
 @shape_rule(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.caffe.shape_rules import Shape
+from caffe_recipes.caffe.layer_types.dimensions import Shape
 from caffe_recipes.review.lint.chain_rules import _quote_refusal
 from caffe_recipes.review.lint.rules import Finding
 from tests.review.conftest import LintSolvers, net_text

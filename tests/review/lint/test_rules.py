@@ -76,8 +76,9 @@ def test_each_check_finds_the_rules_that_it_carries_and_no_others() -> None:
 
 
 def test_every_rule_about_refusals_belongs_to_check_refusals() -> None:
-    refusals = ast.parse(Path(caffe_recipes.caffe.refusals.__file__).read_text())
-    refused = {name for node in ast.walk(refusals) for name in id_of(node, ("Refusal",))}
+    general = Path(caffe_recipes.caffe.refusals.__file__)
+    modules = [ast.parse(path.read_text()) for path in (general, *general.parent.glob("layer_types/*.py"))]
+    refused = {name for tree in modules for node in ast.walk(tree) for name in id_of(node, ("Refusal",))}
     (check,) = (one for one in functions() if one.name == "check_refusals")
     assert refused == carried_by(check, {})
 

@@ -13,10 +13,10 @@ from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, open_datums
-from caffe_recipes.caffe.shape_rules import Image
+from caffe_recipes.caffe.layer_types.dimensions import Image
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.ops import Forward, Shape, Shapes, layer_error
+from caffe_recipes.engine.operators.operator import Forward, Shape, Shapes, layer_error
 from caffe_recipes.engine.transform import Pixels, Transform, decode, format_size, match_caffe_opencv
 from caffe_recipes.errors import DataError
 

@@ -1,4 +1,4 @@
-"""Losses, softmax and accuracy, with Caffe's clamping, ties and normalization."""
+"""Losses and accuracy, with Caffe's clamping, ties and normalization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.logs import SATURATED_LOSS
-from caffe_recipes.engine.ops import Forward, Setup, Shapes, layer_error
+from caffe_recipes.engine.operators.operator import Forward, Setup, Shapes, layer_error
 from caffe_recipes.errors import RunFailed
 
 FLT_MIN = 1.17549435e-38  # Caffe clamps probabilities to this before it takes the logarithm
@@ -138,11 +138,6 @@ def _normalizer(layer: pb.LayerParameter, outer: int, inner: int) -> Callable[[i
     return lambda valid: max(1.0, divisors[mode](valid))
 
 
-def _softmax(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    axis = layer.softmax_param.axis
-    return lambda xs, _: [torch.softmax(xs[0], axis)]
-
-
 def _accuracy(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """The fraction of labels among the top_k predictions. Of equal predictions, the later class ranks first.
 
@@ -232,9 +227,8 @@ def _multinomial_logistic_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forw
     return forward
 
 
-LOSS_LAYERS: dict[str, Setup] = {
+OPERATORS: dict[str, Setup] = {
     "SoftmaxWithLoss": _softmax_loss,
-    "Softmax": _softmax,
     "Accuracy": _accuracy,
     "EuclideanLoss": _euclidean_loss,
     "SigmoidCrossEntropyLoss": _sigmoid_cross_entropy_loss,

@@ -12,9 +12,9 @@ import torch
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.engine.data import DataContext, RecordReader, record_order
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
+from caffe_recipes.engine.operators.data import DataContext, RecordReader, record_order
 from caffe_recipes.engine.transform import Transform
 from caffe_recipes.errors import InputError
 

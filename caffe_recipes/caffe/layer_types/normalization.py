@@ -1,0 +1,112 @@
+"""Normalization: over the batch, over neighbours, over channels, and to unit length."""
+
+from __future__ import annotations
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types.dimensions import (
+    SCALAR,
+    Dim,
+    LayerShapes,
+    MisfitError,
+    Shapes,
+    canonical_axis,
+)
+from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Result, keep_shape, per_value
+
+
+def _batch_norm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Keep the shape; the blobs are the sum of means, the sum of variances, and the running factor.
+
+    NVIDIA's has two more with `scale_bias` or a filler: scale and shift (its batch_norm_layer.cpp).
+    """
+    channels = bottoms[0][canonical_axis(bottoms[0], 1)]  # with one axis, Caffe aborts when it reshapes
+    return [bottoms[0]], [(channels,), (channels,), (1,), *[(channels,)] * 2 * has_own_scale(layer)]
+
+
+def has_own_scale(layer: pb.LayerParameter) -> bool:
+    """Return whether a BatchNorm of NVIDIA's Caffe scales and shifts by itself, without a Scale layer."""
+    param = layer.batch_norm_param
+    if not hasattr(param, "scale_bias"):  # bias_filler alone is Intel's, whose plain engine ignores it
+        return False
+    return param.scale_bias or param.HasField("scale_filler") or param.HasField("bias_filler")
+
+
+def _lrn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    if layer.lrn_param.local_size % 2 == 0:
+        raise MisfitError(f"has local_size {layer.lrn_param.local_size}, which is not odd")
+    if len(bottoms[0]) != 4:
+        raise MisfitError("needs a bottom with 4 axes")
+    return [bottoms[0]], []
+
+
+def _normalize(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    if len(bottoms[0]) < 2:
+        raise MisfitError("needs a bottom with at least 2 axes")
+    return [bottoms[0]], [SCALAR if layer.norm_param.channel_shared else (bottoms[0][1],)]
+
+
+def _batch_norm_passes(found: LayerShapes, phase: int) -> Dim:
+    """Count 1 operation per number to normalize, and 2 more for the mean and variance of the batch."""
+    param = found.layer.batch_norm_param
+    is_global = param.use_global_stats if param.HasField("use_global_stats") else phase == pb.TEST
+    return per_value(found, 1 if is_global else 3)
+
+
+def _lrn_window(found: LayerShapes, phase: int) -> Dim:
+    param = found.layer.lrn_param
+    return per_value(found, param.local_size ** (1 if param.norm_region == param.ACROSS_CHANNELS else 2))
+
+
+TYPES = (
+    LayerType(
+        "BatchNorm",
+        has_engine=True,
+        shapes=_batch_norm,
+        # Two of them in an engine that also learns scale and shift, whose `filler` the plain engine ignores.
+        learned=5,
+        refuses=(
+            Bound(
+                "batch_norm_param.eps",
+                lambda layer: layer.batch_norm_param.eps < 0,
+                "Caffe takes the square root of a negative number, which is NaN",
+                "eps: 1e-5",
+            ),
+        ),
+        in_place=True,
+        is_never_loss=True,
+        is_never_label=True,
+        operations=_batch_norm_passes,
+    ),
+    LayerType("MKLBatchNorm", blocks=("batch_norm_param",), learned=5, in_place=True),
+    LayerType(
+        "LRN",
+        has_engine=True,
+        shapes=_lrn,
+        refuses=(
+            Bound(
+                "lrn_param.k",
+                lambda layer: layer.lrn_param.k <= 0 and layer.lrn_param.norm_region == 0,
+                "Caffe divides by a power of it where all channels are 0, which gives NaN",
+                "k: 1",
+            ),
+            Bound(
+                "lrn_param.alpha",
+                lambda layer: layer.lrn_param.alpha < 0,
+                "Caffe takes a root of a number that may be negative, which gives NaN",
+                "alpha: 0.0001",
+            ),
+        ),
+        backward_reads_top=True,
+        is_never_loss=True,
+        is_never_label=True,
+        operations=_lrn_window,
+        details=lambda layer: str(layer.lrn_param.local_size),
+    ),
+    LayerType(
+        "MVN",
+        shapes=keep_shape,
+        in_place=True,
+        loses_bottom=lambda layer: layer.mvn_param.normalize_variance,
+    ),
+    LayerType("Normalize", blocks=("norm_param",), shapes=_normalize, learned=1),
+)

@@ -1,0 +1,153 @@
+"""Pooling: of windows, of whole channels, and of pyramids of windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import rounds_down
+from caffe_recipes.caffe.layer_types.dimensions import (
+    Dim,
+    LayerShapes,
+    MisfitError,
+    Shapes,
+    canonical_axis,
+    product,
+    require,
+    sum_counts,
+    sum_sizes,
+)
+from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Refusal, Result
+from caffe_recipes.caffe.layer_types.windows import (
+    check_windows,
+    describe_window,
+    pool_size,
+    show_window,
+    windows,
+)
+
+_POOLED_AXES = (2, 3)
+
+
+def _pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Pool windows or whole channels; with MAX, there may be a second top, the mask."""
+    param, bottom = layer.pooling_param, bottoms[0]
+    channel = canonical_axis(bottom, param.axis)
+    size = bottom[channel + 1 :]
+    if len(size) not in _POOLED_AXES:
+        raise MisfitError("needs 2 or 3 axes after the channels")
+    if param.global_pooling:
+        pooled: list[Dim] = [1] * len(size)
+    else:
+        kernel, stride, pad = windows(param, len(size))
+        for width, around in zip(kernel, pad, strict=True):
+            if around >= width:
+                raise MisfitError(f"has pad {around}, not smaller than its kernel_size {width}")
+        is_floor = rounds_down(param)
+        pooled = [pool_size(*of, is_floor=is_floor) for of in zip(size, kernel, stride, pad, strict=True)]
+    return [(*bottom[: channel + 1], *pooled)] * (2 if param.pool == param.MAX else 1), []
+
+
+def _spatial_pyramid(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Pool into 1, 2 x 2, 4 x 4, ... windows, on `pyramid_height` levels, and join all into one vector.
+
+    The side of a window is the input size divided by the number of windows, rounded up. The excess is
+    padding, half of it (rounded up) on each side. The output of a single level stays 1 x 1.
+    """
+    levels, bottom = layer.spp_param.pyramid_height, bottoms[0]
+    require(layer.spp_param, "pyramid_height")
+    if levels > 16:
+        raise MisfitError(f"has pyramid_height {levels}")
+    if len(bottom) != 4:
+        raise MisfitError("needs a bottom with 4 axes")
+    if levels == 1:
+        return [(*bottom[:2], 1, 1)], []
+    windows = [product(_pyramid_size(size, 2**level) for size in bottom[2:]) for level in range(levels)]
+    return [(bottom[0], product([bottom[1], sum_counts(windows)]))], []
+
+
+def _pyramid_size(size: Dim, windows: int) -> Dim:
+    if size is None:
+        return None
+    kernel = -(-size // windows)
+    pad = (kernel * windows - size + 1) // 2
+    if pad >= kernel:
+        raise MisfitError(f"cannot divide {size} into {windows} windows")
+    return pool_size(size, kernel, kernel, pad)
+
+
+def _check_pooling(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    param = layer.pooling_param
+    kernel = param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")
+    pad = list(param.pad) or [param.pad_h, param.pad_w]
+    stride = list(param.stride) or [param.stride_h, param.stride_w]
+    if param.global_pooling:
+        given = {
+            "kernel_size": bool(kernel),
+            "pad": any(pad),
+            "stride": any(side != 1 for side in stride),
+        }
+        wrong = [name for name, is_given in given.items() if is_given]
+        if wrong:
+            yield Refusal(
+                "global-pooling-sized",
+                f"pooling_param.{wrong[0]}[0]",
+                f"has global_pooling and {' and '.join(wrong)}",
+                "Caffe aborts: with global_pooling the kernel is the whole image, pad 0 and stride 1",
+                f"remove {' and '.join(wrong)}, or global_pooling",
+            )
+    if param.pool == param.STOCHASTIC:
+        yield Refusal(
+            "pooling-stochastic",
+            "pooling_param.pool",
+            "has pool: STOCHASTIC",
+            "Caffe aborts on CPUs: Not Implemented Yet",
+            "pool: MAX or pool: AVE",
+        )
+
+
+def _operations(found: LayerShapes, phase: int) -> Dim:
+    """Count the whole window for each output, even at the borders; global pooling reads each input once."""
+    param, top = found.layer.pooling_param, found.tops[:1]
+    if param.global_pooling:
+        return sum_sizes(found.bottoms)
+    if param.HasField("kernel_h"):
+        return product([sum_sizes(top), param.kernel_h, param.kernel_w])
+    axes = len(top[0] or ()) - param.axis - 1 if top else 0
+    kernel = list(param.kernel_size)
+    return product([sum_sizes(top), *(kernel * axes if len(kernel) == 1 else kernel)])
+
+
+def _details(layer: pb.LayerParameter) -> str:
+    param = layer.pooling_param
+    method = pb.PoolingParameter.PoolMethod.Name(param.pool)
+    return f"{method} global" if param.global_pooling else f"{method} {', '.join(describe_window(param))}"
+
+
+TYPES = (
+    LayerType(
+        "Pooling",
+        has_engine=True,
+        shapes=_pooling,
+        refuses=(check_windows, _check_pooling),
+        is_never_loss=True,
+        operations=_operations,
+        kernel=lambda layer: (
+            "global" if layer.pooling_param.global_pooling else show_window(layer.pooling_param)
+        ),
+        details=_details,
+        kind="pooling",
+    ),
+    LayerType(
+        "SPP",
+        shapes=_spatial_pyramid,
+        refuses=(
+            Bound(
+                "spp_param.pool",
+                lambda layer: layer.spp_param.pool == pb.SPPParameter.STOCHASTIC,
+                "Caffe aborts on CPUs: Not Implemented Yet",
+                "pool: MAX or pool: AVE",
+            ),
+        ),
+    ),
+)

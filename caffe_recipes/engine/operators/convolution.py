@@ -1,0 +1,47 @@
+"""Convolution and its transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types.windows import dilations, per_axis
+from caffe_recipes.engine.operators.operator import Forward, Setup, Shapes, format_shape, layer_error
+
+
+def _convolution(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+    """Convolution, or its transpose for Deconvolution, of each bottom into its top.
+
+    Weights are (num_output, channels / group, kernel...), or for the transpose (channels, num_output / group,
+    kernel...).
+    """
+    param, shape = layer.convolution_param, shapes.bottoms[0]
+    channel = param.axis % len(shape)
+    axes = len(shape) - channel - 1
+    if axes > 3:
+        raise layer_error(layer, f"cannot convolve {format_shape(shape)} along {axes} axes", "use 3 or fewer")
+    # Without spatial axes, a convolution is a matrix product over channels: the window is a single value.
+    stride, pad = per_axis(param, "stride", axes, 1) or (1,), per_axis(param, "pad", axes, 0) or (0,)
+    dilation = dilations(param, axes) or (1,)
+    transposed, group, none = layer.type == "Deconvolution", param.group, [0] * len(stride)
+
+    def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        w, b = blobs[0], blobs[1] if len(blobs) > 1 else None
+        return [torch.convolution(x, w, b, stride, pad, dilation, transposed, none, group) for x in xs]
+
+    if channel == 1 and axes:
+        return forward
+
+    def forward_folded(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        """Convolve with all axes before the channel axis folded into one."""
+        w = blobs[0].reshape(*blobs[0].shape[:2], *(blobs[0].shape[2:] or (1,)))
+        tops = forward([x.reshape(-1, *shape[channel:], *[1] * (not axes)) for x in xs], [w, *blobs[1:]])
+        return [y.reshape(top) for y, top in zip(tops, shapes.tops, strict=True)]
+
+    return forward_folded
+
+
+OPERATORS: dict[str, Setup] = {"Convolution": _convolution, "Deconvolution": _convolution}

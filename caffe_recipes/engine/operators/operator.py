@@ -1,0 +1,65 @@
+"""What an operator is: the setup of a layer type, which returns the forward function of a layer.
+
+A setup implements only the arithmetic: shapes come from `caffe.shapes`, and gradients from autograd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types.dimensions import LayerShapes
+from caffe_recipes.caffe.shapes import show_shape
+from caffe_recipes.errors import InputError
+
+Shape = tuple[int, ...]
+Forward = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of a layer's bottoms, tops and learned blobs."""
+
+    bottoms: tuple[Shape, ...]
+    tops: tuple[Shape, ...]
+    learned: tuple[Shape, ...]
+
+
+Setup = Callable[[pb.LayerParameter, Shapes], Forward]
+
+
+class LayerError(InputError):
+    """Raised for a layer that the engine cannot run. `where` names the layer; the net adds its file."""
+
+
+def layer_error(layer: pb.LayerParameter, what: str, hint: str = "") -> LayerError:
+    """Return the error for a layer that the engine cannot run."""
+    return LayerError(f"layer '{layer.name}' ({layer.type})", what, hint)
+
+
+def require_known_shapes(shapes: LayerShapes) -> Shapes:
+    """Return inferred shapes. Raises InputError unless all their dimensions are known and positive."""
+
+    def known(shape: Sequence[int | None] | None) -> Shape:
+        dims = tuple(dim for dim in shape or () if dim is not None and dim > 0)
+        if shape is None or len(dims) != len(shape):
+            raise layer_error(
+                shapes.layer, f"has a blob {show_shape(None if shape is None else tuple(shape))}"
+            )
+        return dims
+
+    learned = shapes.learned or ()
+    return Shapes(*(tuple(map(known, of)) for of in (shapes.bottoms, shapes.tops, learned)))
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """Return a shape in the format of Caffe's log.
+
+    >>> format_shape((32, 3, 28, 28)), format_shape(())
+    ('32 3 28 28 (75264)', '(1)')
+    """
+    return " ".join([*map(str, shape), f"({math.prod(shape)})"])

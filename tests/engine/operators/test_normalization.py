@@ -1,0 +1,178 @@
+"""Normalization against plain numpy loops or values worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.errors import PrototxtError
+from tests.engine.operators.conftest import apply, noise, set_up
+
+
+def test_lrn_across_channels() -> None:
+    x = noise(2, 7, 3, 3).numpy()
+    want = np.empty_like(x)
+    for c in range(7):
+        squares = (x[:, max(0, c - 2) : c + 3] ** 2).sum(1)
+        want[:, c] = x[:, c] * (2 + 0.3 / 5 * squares) ** -0.75
+    text = 'type: "LRN" lrn_param { local_size: 5 alpha: 0.3 beta: 0.75 k: 2 }'
+    assert apply(text, torch.from_numpy(x)) == pytest.approx(want, abs=1e-5)
+
+
+def test_lrn_within_a_channel() -> None:
+    x = noise(1, 2, 5, 5).numpy()
+    want = np.empty_like(x)
+    for i, j in np.ndindex(5, 5):
+        squares = (x[:, :, max(0, i - 1) : i + 2, max(0, j - 1) : j + 2] ** 2).sum((2, 3))
+        want[:, :, i, j] = x[:, :, i, j] * (1 + 0.5 / 9 * squares) ** -0.75
+    text = 'type: "LRN" lrn_param { local_size: 3 alpha: 0.5 norm_region: WITHIN_CHANNEL }'
+    assert apply(text, torch.from_numpy(x)) == pytest.approx(want, abs=1e-5)
+
+
+def test_batch_norm_normalises_by_the_batch_and_keeps_sums_of_statistics() -> None:
+    x = noise(4, 3, 5, 5) * 2 + 1
+    blobs = [torch.ones(3), torch.ones(3), torch.full((1,), 2.0)]
+    text = 'type: "BatchNorm" batch_norm_param { moving_average_fraction: 0.9 }'
+    got = apply(text, x, blobs=blobs)
+    values = x.numpy().transpose(1, 0, 2, 3).reshape(3, -1).astype(np.float64)
+    mean, variance = values.mean(1), values.var(1)
+    want = (x.numpy() - mean[:, None, None]) / np.sqrt(variance + 1e-5)[:, None, None]
+    assert got == pytest.approx(want, abs=1e-5)
+    assert blobs[0].numpy() == pytest.approx(0.9 + mean, rel=1e-5)
+    assert blobs[1].numpy() == pytest.approx(0.9 + variance * 100 / 99, rel=1e-5)
+    assert float(blobs[2]) == pytest.approx(0.9 * 2 + 1)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_batch_norm_sums_many_values_without_losing_digits(layout: torch.memory_format) -> None:
+    x = (noise(8, 6, 56, 56) + 3).contiguous(memory_format=layout)
+    blobs = [torch.zeros(6), torch.zeros(6), torch.zeros(1)]
+    apply('type: "BatchNorm"', x, blobs=blobs)
+    values = x.double()
+    assert blobs[0].numpy() == pytest.approx(values.mean((0, 2, 3)).numpy(), abs=5e-7)
+    assert blobs[1].numpy() == pytest.approx(values.var((0, 2, 3)).numpy(), abs=5e-7)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_batch_norm_sends_back_the_gradient_of_its_formula(layout: torch.memory_format) -> None:
+    x, gamma, beta, slope = noise(4, 3, 5, 5), noise(3, seed=1), noise(3, seed=2), noise(4, 3, 5, 5, seed=3)
+    inputs = [tensor.clone().requires_grad_() for tensor in (x, gamma, beta)]
+    forward, _ = set_up('type: "BatchNorm"', (4, 3, 5, 5))
+    blobs = [torch.zeros(3), torch.zeros(3), torch.zeros(1), *inputs[1:]]
+    (forward([inputs[0].contiguous(memory_format=layout)], blobs)[0] * slope).sum().backward()
+    exact = [tensor.double().requires_grad_() for tensor in (x, gamma, beta)]
+    centred = exact[0] - exact[0].mean((0, 2, 3), keepdim=True)
+    root = (centred.square().mean((0, 2, 3), keepdim=True) + 1e-5).sqrt()
+    y = centred / root * exact[1][:, None, None] + exact[2][:, None, None]
+    (y * slope).sum().backward()
+    for own, true in zip(inputs, exact, strict=True):
+        assert own.grad is not None and true.grad is not None
+        assert own.grad.numpy() == pytest.approx(true.grad.numpy(), abs=1e-5)
+
+
+def test_batch_norms_statistics_do_not_depend_on_what_memory_held() -> None:
+    # Fills new memory with NaN, as use_deterministic_algorithms does, which imports torch's compiler as well.
+    torch.set_deterministic_debug_mode("error")
+    try:
+        blobs = [torch.zeros(3), torch.zeros(3), torch.zeros(1)]
+        apply('type: "BatchNorm"', noise(4, 3, 5, 5), blobs=blobs)
+        assert torch.isnan(torch.empty(3)).all()
+    finally:
+        torch.set_deterministic_debug_mode("default")
+    assert all(torch.isfinite(blob).all() for blob in blobs)
+
+
+def test_each_stats_batch_is_normalised_and_counted_by_itself() -> None:
+    x = noise(6, 3, 2, 2) * 3 + 1
+    blobs = [torch.zeros(3), torch.zeros(3), torch.zeros(1)]
+    text = 'type: "BatchNorm" batch_norm_param {{ moving_average_fraction: 0.5 stats_batch_size: {} }}'
+    got = apply(text.format(2), x, blobs=blobs)
+    sums = [np.zeros(3), np.zeros(3), np.zeros(1)]
+    for i in range(3):
+        part = x.numpy()[2 * i : 2 * i + 2].astype(np.float64)
+        mean, variance = part.mean((0, 2, 3)), part.var((0, 2, 3))
+        want = (part - mean[:, None, None]) / np.sqrt(variance + 1e-5)[:, None, None]
+        assert got[2 * i : 2 * i + 2] == pytest.approx(want, abs=1e-5)
+        new = (mean, variance * 8 / 7, np.ones(1))  # a part has 2 x 2 x 2 values of a channel
+        sums = [0.5 * old + now for old, now in zip(sums, new, strict=True)]
+    for blob, total in zip(blobs, sums, strict=True):
+        assert blob.numpy() == pytest.approx(total, rel=1e-5)
+    whole = apply('type: "BatchNorm"', x, blobs=[torch.zeros(3), torch.zeros(3), torch.zeros(1)])
+    for size in (0, 6):
+        same = apply(text.format(size), x, blobs=[torch.zeros(3), torch.zeros(3), torch.zeros(1)])
+        assert same == pytest.approx(whole, abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_of_stats_batches_is_that_of_finite_differences(layout: torch.memory_format) -> None:
+    x = noise(4, 2, 2, 3).double().contiguous(memory_format=layout).requires_grad_()
+    pull = noise(4, 2, 2, 3, seed=1).double()
+    forward, _ = set_up('type: "BatchNorm" batch_norm_param { stats_batch_size: 2 }', (4, 2, 2, 3))
+
+    def loss(x: Tensor) -> Tensor:
+        return (forward([x], [torch.zeros(n, dtype=torch.double) for n in (2, 2, 1)])[0] * pull).sum()
+
+    loss(x).backward()
+    assert x.grad is not None
+    step = 1e-5
+    for place in np.ndindex(4, 2, 2, 3):
+        shifted = torch.zeros_like(x)
+        shifted[place] = step
+        with torch.no_grad():
+            slope = float(loss(x + shifted) - loss(x - shifted)) / (2 * step)
+        assert float(x.grad[place]) == pytest.approx(slope, abs=1e-6)
+
+
+def test_stats_batches_count_in_training_only_and_must_divide_the_batch() -> None:
+    text = 'type: "BatchNorm" batch_norm_param { stats_batch_size: 4 }'
+    blobs = [torch.ones(3), torch.ones(3), torch.ones(1)]
+    plain = apply('type: "BatchNorm"', noise(6, 3, 2, 2), blobs=blobs, phase=pb.TEST)
+    assert apply(text, noise(6, 3, 2, 2), blobs=blobs, phase=pb.TEST) == pytest.approx(plain)
+    with pytest.raises(PrototxtError, match="stats_batch_size 4, which does not divide its batch of 6"):
+        set_up(text, (6, 3, 2, 2))
+
+
+def test_batch_norm_is_tested_with_its_sums_over_their_factor() -> None:
+    x = noise(2, 3, 4, 4)
+    blobs = [torch.tensor([3.0, 0.0, -3.0]), torch.tensor([3.0, 6.0, 12.0]), torch.tensor([3.0])]
+    before = [blob.clone() for blob in blobs]
+    got = apply('type: "BatchNorm"', x, blobs=blobs, phase=pb.TEST)
+    mean, variance = np.array([1, 0, -1])[:, None, None], np.array([1, 2, 4])[:, None, None]
+    assert got == pytest.approx((x.numpy() - mean) / np.sqrt(variance + 1e-5), abs=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(blobs, before, strict=True))
+
+
+def test_batch_norm_without_statistics_divides_by_the_root_of_eps() -> None:
+    x = noise(2, 3, 4, 4)
+    got = apply('type: "BatchNorm"', x, blobs=[torch.zeros(3), torch.zeros(3), torch.zeros(1)], phase=pb.TEST)
+    assert got == pytest.approx(x.numpy() / np.sqrt(1e-5), rel=1e-4)
+
+
+def test_use_global_stats_overrides_the_phase() -> None:
+    x, blobs = noise(2, 3), [torch.zeros(3), torch.full((3,), 4.0), torch.ones(1)]
+    got = apply('type: "BatchNorm" batch_norm_param { use_global_stats: true }', x, blobs=blobs)
+    assert got == pytest.approx(x.numpy() / 2, rel=1e-4)
+    assert float(blobs[2]) == 1
+
+
+def test_one_value_per_channel_normalises_to_zero_and_sends_no_gradient_back() -> None:
+    x, blobs = noise(1, 3).requires_grad_(), [torch.zeros(3), torch.zeros(3), torch.zeros(1)]
+    forward, _ = set_up('type: "BatchNorm"', (1, 3))
+    (y,) = forward([x], blobs)
+    assert float(y.detach().abs().max()) < 1e-4
+    (y * noise(1, 3, seed=1)).sum().backward()
+    assert x.grad is not None
+    assert not x.grad.any()
+    assert blobs[0].numpy() == pytest.approx(x.detach().numpy()[0])
+
+
+def test_batch_norm_with_the_scale_after_it_equals_the_two_apart() -> None:
+    x, gamma, beta = noise(4, 3, 5, 5), noise(3, seed=1), noise(3, seed=2)
+    normalise, _ = set_up('type: "BatchNorm"', (4, 3, 5, 5))
+    scale, _ = set_up('type: "Scale" scale_param { bias_term: true }', (4, 3, 5, 5))
+    apart = scale(normalise([x], [torch.zeros(3), torch.zeros(3), torch.zeros(1)]), [gamma, beta])[0]
+    joint = normalise([x], [torch.zeros(3), torch.zeros(3), torch.zeros(1), gamma, beta])[0]
+    assert joint.numpy() == pytest.approx(apart.numpy(), abs=1e-5)
