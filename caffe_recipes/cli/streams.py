@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from caffe_recipes.caffe.dialects import load_dialects
-from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, encode_prototxt
 from caffe_recipes.cli.options import Whole
-from caffe_recipes.files import read_pieces
+from caffe_recipes.limits import PROTOTXT_BYTES
 from caffe_recipes.review.columns import keep_plain
 from caffe_recipes.wording import LONGEST_LINE, escape_commands, one_line, printable
 
@@ -29,7 +28,7 @@ max_bytes_option = click.option(
     "--max-bytes",
     metavar="N",
     type=Whole(1),
-    default=MOST_BYTES,
+    default=PROTOTXT_BYTES,
     show_default=True,
     help="Refuse files larger than N bytes.",
 )
@@ -42,6 +41,9 @@ any_dialect = click.option(
 
 def read_stdin(max_bytes: int) -> str:
     """Return the text of standard input; raises PrototxtError if it is not text, or over `max_bytes`."""
+    from caffe_recipes.caffe.prototxt import decode_prototxt
+    from caffe_recipes.files import read_pieces
+
     return decode_prototxt(read_pieces(sys.stdin.buffer, max_bytes + 1), STDIN, max_bytes)
 
 
@@ -113,4 +115,6 @@ def print_text(text: str) -> None:
     if sys.stdout.isatty():
         echo_text(text)
     else:
+        from caffe_recipes.caffe.prototxt import encode_prototxt
+
         click.echo(encode_prototxt(text), nl=False)

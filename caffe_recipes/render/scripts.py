@@ -17,6 +17,7 @@ import jinja2
 from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.cluster.slurm_jobs import render_limit
+from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
 from caffe_recipes.recipe.model import (
@@ -143,8 +144,6 @@ def templates() -> jinja2.Environment:
 _WARNING_S, _SHORTEST_WARNING_S = 600, 60
 # For jobs of unknown length; a short one must not get the signal right at its start.
 _UNKNOWN_WARNING_S = 120
-# The default time that `run` gives a trainer after SIGINT, for an iteration and its snapshot.
-STOP_GRACE_S = 120
 
 
 def render_jobs(recipe: AnyRecipe) -> dict[str, str]:

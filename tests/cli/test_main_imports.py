@@ -34,3 +34,27 @@ def test_no_heavy_library_is_imported(code: str) -> None:
 
 def test_a_heavy_import_is_seen() -> None:
     assert heavy_imports_of("import numpy") == "['numpy']"
+
+
+SLOW = ("google.protobuf", "jinja2", "pydantic", "rich", "yaml", "subprocess", "caffe_recipes.files")
+LIGHT = ("generate", "lint", "preflight", "run", "status", "attach", "logs", "cancel")
+
+
+def test_the_help_of_a_command_imports_no_command_body() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _HELPS.format(commands=LIGHT, slow=SLOW)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+
+
+_HELPS = """
+import sys
+from caffe_recipes.cli.main import commands
+for command in {commands}:
+    commands([command, "--help"], standalone_mode=False)
+    if found := [name for name in {slow} if name in sys.modules]:
+        print(command, "imports", *found, file=sys.stderr)
+"""
