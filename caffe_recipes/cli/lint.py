@@ -35,7 +35,7 @@ _COUNT = Whole(min=1, max=2**31 - 1)
 
 def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked:
-        import caffe_recipes.review.lint.check  # noqa: F401 - registers the rules
+        import caffe_recipes.review.lint.folders  # noqa: F401 - registers the rules
 
         echo(*render_rules(terminal_width()))
         ctx.exit()
@@ -43,6 +43,7 @@ def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None:
+        import caffe_recipes.review.lint.folders  # noqa: F401 - registers the rules
         from caffe_recipes.review.lint.check import explain_rule
 
         echo(*explain_rule(name, terminal_width()))
@@ -50,7 +51,7 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
 
 
 def _complete_rule(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    import caffe_recipes.review.lint.check  # noqa: F401 - registers the rules
+    import caffe_recipes.review.lint.folders  # noqa: F401 - registers the rules
 
     return [CompletionItem(rule) for rule in RULES if rule.startswith(typed)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -199,6 +198,8 @@ class GivenRun:
 
         If it `is_checked`, also raises it for a recipe or profile that others can change, now or read later.
         """
+        import shutil
+
         from caffe_recipes.recipe.model import TensorFlowRecipe
         from caffe_recipes.recipe.source import load_any_recipe, load_tensorflow_run
         from caffe_recipes.render.dialect import translate_whole

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -48,7 +46,7 @@ def read_stdin(max_bytes: int) -> str:
 
 
 # Marks the colours of `paint`; it is random, so that no file can contain it.
-_WORD = secrets.token_hex(8)
+_WORD = os.urandom(8).hex()
 
 
 _PAINT = re.compile(f"\x1b{_WORD}:(\\w*)\x1b")
@@ -107,7 +105,11 @@ def terminal_width(*, in_pipes: bool = False) -> int | None:
     If `in_pipes`, a pipe or a file has the columns of $COLUMNS, if it is set.
     """
     is_known = sys.stdout.isatty() or (in_pipes and os.environ.get("COLUMNS", "").isdecimal())
-    return shutil.get_terminal_size().columns if is_known else None
+    if not is_known:
+        return None
+    import shutil  # slow, since it can unpack archives
+
+    return shutil.get_terminal_size().columns
 
 
 def print_text(text: str) -> None:

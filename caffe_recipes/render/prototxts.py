@@ -14,8 +14,6 @@ from typing import Literal
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.dialects.convert import convert_nets, with_own_fields
-from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.caffe.layers import data, source_batch
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions
@@ -216,6 +214,9 @@ def load_own_net(recipe: Recipe) -> pb.NetParameter:
 
 def _load_nets(recipe: Recipe) -> Document[pb.NetParameter]:
     """Return the prototxts of a recipe's net as one document."""
+    from caffe_recipes.caffe.dialects.convert import convert_nets  # most recipes build their nets
+    from caffe_recipes.caffe.dialects.schema import load_lenient
+
     paths = [recipe.folder / file for file in recipe.net.files]
     with ExitStack() as hidden:  # a recipe may name any file of this machine
         for path in paths:
@@ -308,7 +309,11 @@ def build_for(recipe: Recipe, name: str, dialect: str) -> pb.NetParameter:
     """Return one of a recipe's nets for a dialect: with its own fields, if the prototxts are of that one."""
     own = _load_nets(recipe) if recipe.net.files else None
     net = build_net(recipe, name, own.message if own else None)
-    return with_own_fields(net, own) if own and dialect == recipe.net.dialect != OURS else net
+    if own and dialect == recipe.net.dialect != OURS:
+        from caffe_recipes.caffe.dialects.convert import with_own_fields
+
+        return with_own_fields(net, own)
+    return net
 
 
 def _header(recipe: Recipe, name: str) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from typing import Any
 import jinja2
 
 from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, RankLaunch, mlsl_environment, thread_environment
-from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.cluster.slurm_jobs import render_limit
 from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.recipe.estimate import estimate_duration
@@ -118,7 +117,8 @@ def library() -> dict[str, str]:
     folder = resources.files("caffe_recipes.templates")
     names = ("chain.sh", "submit.sh")
     ours = {f"jobs/lib/{name}": folder.joinpath(name).read_text("utf-8") for name in names}
-    return ours | {"jobs/lib/node.sh": program_text("node")}
+    node = resources.files("caffe_recipes.cluster").joinpath("sh", "node.sh")
+    return ours | {"jobs/lib/node.sh": node.read_text("utf-8")}
 
 
 @cache

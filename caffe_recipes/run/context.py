@@ -43,7 +43,7 @@ from caffe_recipes.cluster.staging import How
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.recipe.source import split_row
+from caffe_recipes.recipe.shipped import split_row
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.events import Chosen, Event, Notice
 from caffe_recipes.run.folders import RUNS, check_root, digest_recipe
