@@ -34,6 +34,7 @@ from caffe_recipes.caffe.text.tokens import TOKEN, find_foreign_byte, line_colum
 from caffe_recipes.caffe.text.writer import write_text
 from caffe_recipes.errors import PrototxtError, hint_for
 from caffe_recipes.files import read_bytes
+from caffe_recipes.limits import PROTOTXT_BYTES
 
 __all__ = [
     "MOST_BYTES",
@@ -51,8 +52,7 @@ __all__ = [
     "render_prototxt",
 ]
 
-# No real prototxt is nearly as large; a caffemodel or a log that is given by mistake often is larger.
-MOST_BYTES = 16_000_000
+MOST_BYTES = PROTOTXT_BYTES
 
 M = TypeVar("M", bound=Message)
 

@@ -8,10 +8,11 @@ import sys
 import click
 
 from caffe_recipes.cli.streams import echo
-from caffe_recipes.render.own_code import allowing_code
 
 
 def _allow_once(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+    from caffe_recipes.render.own_code import allowing_code
+
     behind = sys.argv.index(str(context.info_name), 1) + 1 if context.info_name in sys.argv[1:] else 1
     words = ["caffe-recipes", *sys.argv[1:behind], "--run-code", *sys.argv[behind:]]
     context.with_resource(allowing_code("once" if is_given else "recorded", shlex.join(words)))
@@ -29,6 +30,7 @@ run_code = click.option(
 
 def allow_code() -> None:
     """Record this command as the user's consent to run a recipe's `net: function:`."""
+    from caffe_recipes.render.own_code import allowing_code
 
     def warn(text: str) -> None:
         echo(f"warning: {text}", err=True)

@@ -1,4 +1,7 @@
-"""`caffe-recipes generate`: write a recipe's files, or compare them with those on disk."""
+"""`caffe-recipes generate`: write a recipe's files, or compare them with those on disk.
+
+What only a body needs is imported there, so that `--help` and completion are fast.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,6 @@ from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import PATH, RECIPE, examples
 from caffe_recipes.cli.streams import echo, echo_text
 from caffe_recipes.errors import CheckFailed, InputError, RecipeError
-from caffe_recipes.recipe.source import load_any_recipe
-from caffe_recipes.render.dialect import find_parts, translate_whole
-from caffe_recipes.render.headers import check_namesake, find_misnamed
-from caffe_recipes.render.tree import find_differences, find_foreign, find_stale, generate_all, write_files
-from caffe_recipes.run.lock import check_unread
 
 
 @click.command(
@@ -47,6 +45,12 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
     Also writes jobs/lib/, the shell code that the scripts of all recipes share. Unchanged files are
     counted, not listed.
     """
+    from caffe_recipes.recipe.source import load_any_recipe
+    from caffe_recipes.render.dialect import find_parts, translate_whole
+    from caffe_recipes.render.headers import check_namesake, find_misnamed
+    from caffe_recipes.render.tree import find_stale, generate_all, write_files
+    from caffe_recipes.run.lock import check_unread
+
     if not check:
         consent.allow_code()
     loaded = [load_any_recipe(recipe) for recipe in recipes]
@@ -60,15 +64,7 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
     translated = [translate_whole(recipe, dialect) for recipe in loaded]
     files = generate_all(translated)
     if check:
-        differences = find_differences(files, out)
-        for difference in differences:
-            echo_text(difference.diff)
-        if differences:
-            paths = ", ".join(f"{difference.path} ({difference.what})" for difference in differences)
-            is_stale = any(difference.what.startswith("stale") for difference in differences)
-            stale = ", and remove stale files" if is_stale else ""
-            raise CheckFailed("", paths, f"run {_command(recipes, out, dialect)}{stale}")
-        echo(f"{len(files)} files are up to date")
+        _check_current(files, out, _command(recipes, out, dialect))
         return
     for recipe, given in zip(loaded, recipes, strict=True):
         check_namesake(recipe, given)
@@ -86,8 +82,24 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
             echo(f"warning: {warning}", err=True)
 
 
+def _check_current(files: Mapping[str, str], out: Path, command: str) -> None:
+    """Print the differences from the files on disk; raises CheckFailed if there are any."""
+    from caffe_recipes.render.tree import find_differences
+
+    differences = find_differences(files, out)
+    for difference in differences:
+        echo_text(difference.diff)
+    if differences:
+        paths = ", ".join(f"{difference.path} ({difference.what})" for difference in differences)
+        is_stale = any(difference.what.startswith("stale") for difference in differences)
+        raise CheckFailed("", paths, f"run {command}{', and remove stale files' if is_stale else ''}")
+    echo(f"{len(files)} files are up to date")
+
+
 def _check_foreign(files: Mapping[str, str], out: Path, command: str) -> None:
     """Raise InputError if `generate` did not write a file that it would overwrite."""
+    from caffe_recipes.render.tree import find_foreign
+
     if foreign := find_foreign(files, out):
         others = f", and neither were {len(foreign) - 1} more" if len(foreign) > 1 else ""
         what = f"was not written by `generate`{others}"

@@ -1,9 +1,13 @@
-"""`caffe-recipes lint`: check recipes, chains of solvers, nets, and folders of them for mistakes."""
+"""`caffe-recipes lint`: check recipes, chains of solvers, nets, and folders of them for mistakes.
+
+What only a body needs is imported there, so that `--help` and completion are fast.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -13,10 +17,6 @@ from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, echo_rows, max_bytes_option, painter, print_text, terminal_width
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.lint.check import explain_rule
-from caffe_recipes.review.lint.folders import is_at_least
-from caffe_recipes.review.lint.folders import lint as find_all
-from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.rules import (
     RULES,
     SEVERITIES,
@@ -26,24 +26,33 @@ from caffe_recipes.review.lint.rules import (
     render_json,
     render_rules,
 )
-from caffe_recipes.review.rewrites import plan_fixes, render_diff, save_rewrites
+
+if TYPE_CHECKING:
+    from caffe_recipes.review.lint.inputs import LintOptions
 
 _COUNT = Whole(min=1, max=2**31 - 1)
 
 
 def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked:
+        import caffe_recipes.review.lint.folders  # noqa: F401 - registers the rules
+
         echo(*render_rules(terminal_width()))
         ctx.exit()
 
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None:
+        import caffe_recipes.review.lint.folders  # noqa: F401 - registers the rules
+        from caffe_recipes.review.lint.check import explain_rule
+
         echo(*explain_rule(name, terminal_width()))
         ctx.exit()
 
 
 def _complete_rule(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    import caffe_recipes.review.lint.folders  # noqa: F401 - registers the rules
+
     return [CompletionItem(rule) for rule in RULES if rule.startswith(typed)]
 
 
@@ -119,7 +128,7 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     callback=_explain,
     help="Explain one rule.",
 )
-@gather(LintOptions, "options")
+@gather("caffe_recipes.review.lint.inputs:LintOptions", "options")
 def lint(
     targets: tuple[str, ...],
     options: LintOptions,
@@ -135,6 +144,9 @@ def lint(
     Several solvers are checked as a chain, in the given order. For a folder, all prototxts in it are checked.
     --fix edits prototxts in place, and changes nothing else in them.
     """
+    from caffe_recipes.review.lint.folders import is_at_least
+    from caffe_recipes.review.lint.folders import lint as find_all
+
     context = click.get_current_context()
     is_given = context.get_parameter_source("form") is ParameterSource.COMMANDLINE
     if as_json and is_given and form != "json":
@@ -146,23 +158,33 @@ def lint(
     found = find_all(targets, options, notices.append)
     if is_fixing:
         homes = [*targets, *(Path(target).parent for target in targets), options.caffe_root]
-        rewrites, fixed, generated = plan_fixes(found, homes, options.max_bytes)
-        for path in generated:
-            hint = "edit its recipe and run `caffe-recipes generate`"
-            echo(f"skipped {path}: it is generated; {hint}", err=True)
-        if not rewrites:
-            echo("no findings that --fix can fix", err=True)
-        if is_diff:
-            for rewrite in rewrites:
-                print_text(render_diff(rewrite))
-        elif save_rewrites(rewrites):
-            for one in fixed:
-                echo(f"fixed {one.where} [{one.id}] {one.what}", err=True)
+        if _fix(found, homes, options.max_bytes, is_diff=is_diff):
             found = find_all(targets, options)
     if not is_diff:
         _print(found, form, notices, is_verbose=is_verbose)
     if any(is_at_least(one, fail_on) for one in found):
         context.exit(1)
+
+
+def _fix(found: list[Finding], homes: list[str | Path | None], max_bytes: int, *, is_diff: bool) -> bool:
+    """Fix files, or print a diff if `is_diff`; return whether a file was changed."""
+    from caffe_recipes.review.rewrites import plan_fixes, render_diff, save_rewrites
+
+    rewrites, fixed, generated = plan_fixes(found, homes, max_bytes)
+    for path in generated:
+        hint = "edit its recipe and run `caffe-recipes generate`"
+        echo(f"skipped {path}: it is generated; {hint}", err=True)
+    if not rewrites:
+        echo("no findings that --fix can fix", err=True)
+    if is_diff:
+        for rewrite in rewrites:
+            print_text(render_diff(rewrite))
+        return False
+    if not save_rewrites(rewrites):
+        return False
+    for one in fixed:
+        echo(f"fixed {one.where} [{one.id}] {one.what}", err=True)
+    return True
 
 
 def _print(found: list[Finding], form: str, notices: list[str], *, is_verbose: bool) -> None:

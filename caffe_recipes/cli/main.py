@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import os
 import re
 import sys
@@ -134,6 +136,8 @@ CLOSED_PIPE = 141  # as after SIGPIPE; 1 would say that a check found something
 
 def main() -> None:
     """Run the command line; exit with 2 for bad input, 1 for a failed check, 3 for a failed run."""
+    # At exit, the garbage collector would visit every object of every module, a tenth of a command's time.
+    atexit.register(gc.freeze)
     _open_standard_files()
     close_umask()
     output = sys.stdout

@@ -1,4 +1,7 @@
-"""`caffe-recipes status`, `attach`, `logs` and `cancel`: monitor runs and jobs, and stop them."""
+"""`caffe-recipes status`, `attach`, `logs` and `cancel`: monitor runs and jobs, and stop them.
+
+What only a body needs is imported there, so that `--help` and completion are fast.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.text import Text
 
 from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import RUN, Seconds, Whole, complete_phase, examples
 from caffe_recipes.cli.streams import echo, echo_text
-from caffe_recipes.run.console import Reporter, SafeConsole
-from caffe_recipes.run.monitor.cancel import JOB_GRACE_S, CancelOptions, cancel_run
-from caffe_recipes.run.monitor.follow import AttachOptions, StatusOptions
-from caffe_recipes.run.monitor.follow import attach as attach_run
-from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
-from caffe_recipes.run.monitor.status import (
-    RunStatus,
-    find_status,
-    find_statuses,
-    status_as_json,
-    status_details,
-    status_table,
-)
+from caffe_recipes.limits import JOB_GRACE_S
+
+if TYPE_CHECKING:
+    from caffe_recipes.run.monitor.status import RunStatus
 
 
 @click.command(
@@ -46,6 +40,12 @@ def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> N
     RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, meaning its latest
     run. Nothing is written or locked.
     """
+    from rich.text import Text
+
+    from caffe_recipes.run.console import SafeConsole
+    from caffe_recipes.run.monitor.follow import StatusOptions
+    from caffe_recipes.run.monitor.status import find_status, find_statuses, status_as_json, status_table
+
     options = StatusOptions(caffe_root, on)
     if run is not None:
         _show_one(find_status(run, options), as_json)
@@ -65,6 +65,8 @@ def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> N
 
 
 def _show_one(run_status: RunStatus, as_json: bool) -> None:
+    from caffe_recipes.run.monitor.status import status_as_json, status_details
+
     if as_json:
         click.echo(json.dumps(status_as_json(run_status), indent=1))
         return
@@ -92,6 +94,10 @@ def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
     run. If its job is waiting in Slurm's queue, `attach` shows that, and waits too. Nothing is
     written.
     """
+    from caffe_recipes.run.console import Reporter
+    from caffe_recipes.run.monitor.follow import AttachOptions
+    from caffe_recipes.run.monitor.follow import attach as attach_run
+
     try:
         attach_run(run, AttachOptions(caffe_root, on, once), Reporter())
     except KeyboardInterrupt:
@@ -136,6 +142,8 @@ def logs(
     RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, meaning its latest
     run. Nothing is written or locked.
     """
+    from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
+
     options = LogOptions(caffe_root, on, follow, phase, rank)
     try:
         show = show_job_log if job else show_log
@@ -175,6 +183,8 @@ def cancel(run: str, caffe_root: str, now: bool, grace_s: float) -> None:
     Jobs of the run that are still in the queue are cancelled first. To resume, run the same command as
     before.
     """
+    from caffe_recipes.run.monitor.cancel import CancelOptions, cancel_run
+
     try:
         cancel_run(run, CancelOptions(caffe_root, now, grace_s), echo)
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -250,21 +251,29 @@ def examples(*lines: str) -> str:
     return "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
-def gather(kind: type[Any], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def gather(kind: type[Any] | str, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that passes a command's options as one dataclass `kind` in the parameter `name`.
 
-    Put it below the options. A field without an option, or whose option is None, keeps its default. A field
-    can be a dataclass that is gathered under its name above.
+    A kind that is slow to import is named, as `module:name`, and imported when the command is called. Put the
+    decorator below the options. A field without an option, or whose option is None, keeps its default. A
+    field can be a dataclass that is gathered under its name above.
     """
-    known = {field.name for field in fields(kind)}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def call(*words: object, **given: object) -> None:
+            made = _import_kind(kind) if isinstance(kind, str) else kind
+            known = {field.name for field in fields(made)}
             own = {option: given.pop(option) for option in list(given) if option in known}
             own = {option: value for option, value in own.items() if value is not None}
-            command(*words, **given, **{name: kind(**own)})
+            command(*words, **given, **{name: made(**own)})
 
         return call
 
     return decorate
+
+
+def _import_kind(place: str) -> type[Any]:
+    module, _, name = place.partition(":")
+    kind: type[Any] = getattr(import_module(module), name)
+    return kind

@@ -1,4 +1,7 @@
-"""`caffe-recipes preflight` and `run`: check hosts and files, and train a recipe's chain on them."""
+"""`caffe-recipes preflight` and `run`: check hosts and files, and train a recipe's chain on them.
+
+What only a body needs is imported there, so that `--help` and completion are fast.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,20 @@ import os
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import RECIPE, Seconds, Whole, complete_phase, examples, gather
 from caffe_recipes.cli.streams import echo
-from caffe_recipes.cluster.hosts import open_host
-from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.render.scripts import STOP_GRACE_S
-from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import Observer, Policy, RunOptions
-from caffe_recipes.run.detach import describe_detached
-from caffe_recipes.run.detach import detach as leave_terminal
-from caffe_recipes.run.preflight.checks import preflight_recipe
-from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
-from caffe_recipes.run.signals import Interrupted, Interrupts
-from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_job
+from caffe_recipes.limits import STOP_GRACE_S
+from caffe_recipes.run.policy import Policy
+
+if TYPE_CHECKING:
+    from caffe_recipes.recipe.model import AnyRecipe
+    from caffe_recipes.run.context import Observer, RunOptions
+    from caffe_recipes.run.preflight.findings import CheckResult
 
 
 @click.command(
@@ -46,12 +46,17 @@ from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_j
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @gather(run_options.GivenRun, "typed")
 @gather(Policy, "policy")
-@gather(RunOptions, "given")
+@gather("caffe_recipes.run.context:RunOptions", "given")
 def preflight(typed: run_options.GivenRun, given: RunOptions, as_json: bool) -> None:
     """Check hosts, files and launcher, as `run` does before training; exit 1 if a check fails.
 
     Nothing is changed on any host.
     """
+    from caffe_recipes.cluster.hosts import open_host
+    from caffe_recipes.run.console import Reporter
+    from caffe_recipes.run.preflight.checks import preflight_recipe
+    from caffe_recipes.run.preflight.findings import describe_outcome
+
     loaded = typed.load()
     options = typed.options(loaded, given)
     found = preflight_recipe(loaded, options, open_host)
@@ -120,7 +125,7 @@ def _as_json(finding: CheckResult) -> dict[str, object]:
 )
 @gather(run_options.GivenRun, "typed")
 @gather(Policy, "policy")
-@gather(RunOptions, "given")
+@gather("caffe_recipes.run.context:RunOptions", "given")
 def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None, detach: bool) -> None:
     """Train a recipe's chain: preflight, staging, each phase, evaluation.
 
@@ -131,6 +136,9 @@ def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None
     On one node, `run` chooses what the recipe leaves open, and prints it: the threads of a rank
     (cluster.omp_num_threads), and with caffe-torch a GPU (solver.solver_mode).
     """
+    from caffe_recipes.run.signals import Interrupted, Interrupts
+    from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_job
+
     consent.allow_code()
     begun_s, kept, options, loaded = time.monotonic(), frozenset[tuple[str, int]](), None, None
     try:
@@ -153,7 +161,10 @@ def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None
 
 
 def _run(recipe: AnyRecipe, options: RunOptions, *, detach: bool) -> None:
-    from caffe_recipes.run.runner import run_chain  # `preflight` does without it
+    from caffe_recipes.run.console import Reporter
+    from caffe_recipes.run.detach import describe_detached
+    from caffe_recipes.run.detach import detach as leave_terminal
+    from caffe_recipes.run.runner import run_chain
 
     def train(*observers: Observer) -> None:
         run_chain(recipe, options, Reporter(), observers=observers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -15,8 +14,9 @@ from click.shell_completion import CompletionItem
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli.options import PATH, PATH_TEXT, Seconds, Whole
-from caffe_recipes.cluster.staging.plan import WAYS, How
+from caffe_recipes.cluster.staging import WAYS, How
 from caffe_recipes.errors import InputError
+from caffe_recipes.run.policy import ON_FAILURE, RETRIES
 
 if TYPE_CHECKING:
     from caffe_recipes.recipe.model import AnyRecipe
@@ -155,8 +155,6 @@ machine = _all_of(hostfile, profile, caffe, caffe_root, lmdb_source, how, train_
 
 def policy(on_failure: str) -> Callable[[Command], Command]:
     """Return a decorator that adds the options of a Policy; `on_failure` is the help of --on-failure."""
-    from caffe_recipes.run.context import ON_FAILURE, RETRIES  # slow
-
     return _all_of(
         click.option("--on-failure", type=click.Choice(ON_FAILURE), help=on_failure),
         click.option(
@@ -200,6 +198,8 @@ class GivenRun:
 
         If it `is_checked`, also raises it for a recipe or profile that others can change, now or read later.
         """
+        import shutil
+
         from caffe_recipes.recipe.model import TensorFlowRecipe
         from caffe_recipes.recipe.source import load_any_recipe, load_tensorflow_run
         from caffe_recipes.render.dialect import translate_whole

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -13,9 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from caffe_recipes.caffe.dialects import load_dialects
-from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, encode_prototxt
 from caffe_recipes.cli.options import Whole
-from caffe_recipes.files import read_pieces
+from caffe_recipes.limits import PROTOTXT_BYTES
 from caffe_recipes.review.columns import keep_plain
 from caffe_recipes.wording import LONGEST_LINE, escape_commands, one_line, printable
 
@@ -29,7 +26,7 @@ max_bytes_option = click.option(
     "--max-bytes",
     metavar="N",
     type=Whole(1),
-    default=MOST_BYTES,
+    default=PROTOTXT_BYTES,
     show_default=True,
     help="Refuse files larger than N bytes.",
 )
@@ -42,11 +39,14 @@ any_dialect = click.option(
 
 def read_stdin(max_bytes: int) -> str:
     """Return the text of standard input; raises PrototxtError if it is not text, or over `max_bytes`."""
+    from caffe_recipes.caffe.prototxt import decode_prototxt
+    from caffe_recipes.files import read_pieces
+
     return decode_prototxt(read_pieces(sys.stdin.buffer, max_bytes + 1), STDIN, max_bytes)
 
 
 # Marks the colours of `paint`; it is random, so that no file can contain it.
-_WORD = secrets.token_hex(8)
+_WORD = os.urandom(8).hex()
 
 
 _PAINT = re.compile(f"\x1b{_WORD}:(\\w*)\x1b")
@@ -105,7 +105,11 @@ def terminal_width(*, in_pipes: bool = False) -> int | None:
     If `in_pipes`, a pipe or a file has the columns of $COLUMNS, if it is set.
     """
     is_known = sys.stdout.isatty() or (in_pipes and os.environ.get("COLUMNS", "").isdecimal())
-    return shutil.get_terminal_size().columns if is_known else None
+    if not is_known:
+        return None
+    import shutil  # slow, since it can unpack archives
+
+    return shutil.get_terminal_size().columns
 
 
 def print_text(text: str) -> None:
@@ -113,4 +117,6 @@ def print_text(text: str) -> None:
     if sys.stdout.isatty():
         echo_text(text)
     else:
+        from caffe_recipes.caffe.prototxt import encode_prototxt
+
         click.echo(encode_prototxt(text), nl=False)

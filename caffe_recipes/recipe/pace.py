@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal
 
-from caffe_recipes.caffe.logs import Loss, Started, parse_line
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import images_per_iter, total_images
 from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
@@ -412,6 +411,8 @@ def _phase_of(recipe: Recipe, path: str) -> tuple[Phase, bool]:
 
 def _steps(lines: Iterable[str]) -> tuple[Sequence[tuple[int, float]], int, set[str]]:
     """Return iterations and seconds between consecutive loss lines, the number of lines, and the nets."""
+    from caffe_recipes.caffe.logs import Loss, Started, parse_line  # slow, and most paces are not logged
+
     steps, found, before = [], 0, None
     nets: set[str] = set()
     for line in lines:

@@ -5,6 +5,7 @@ Names are found by patterns, since parsing every YAML file would slow down each 
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from importlib import resources
@@ -67,3 +68,15 @@ def find_rows(text: str) -> list[str]:
     ['a', 'b']
     """
     return _ROW.findall(text.partition("\nrows:")[2])
+
+
+def split_row(text: str) -> tuple[str, str | None]:
+    """Split FILE:ROW into the path of a family's file and the row; the row is None if none is given.
+
+    >>> split_row("my/family.yaml:big"), split_row("my/recipe.yaml"), split_row("a:b.yaml")
+    (('my/family.yaml', 'big'), ('my/recipe.yaml', None), ('a:b.yaml', None))
+    """
+    path, colon, row = text.rpartition(":")
+    # Path.exists raises if a name is too long.
+    is_split = colon and path.endswith(RECIPE_SUFFIXES) and not os.path.exists(text)  # noqa: PTH110
+    return (path, row) if is_split else (text, None)

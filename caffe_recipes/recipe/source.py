@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from caffe_recipes.recipe.model import (
     train_by_tensorflow,
 )
 from caffe_recipes.recipe.paper_rules import Schedule
-from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes, split_row
 from caffe_recipes.wording import did_you_mean
 
 _OF_CAFFE = (".prototxt", ".pbtxt", ".pt", ".caffemodel", ".solverstate")
@@ -97,18 +96,6 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
         others = f"the recipes are {names}, and the paper's (`caffe-recipes recipes`); or give a .yaml file"
         raise RecipeError("", f"unknown recipe '{text}'", f"{did_you_mean(text, shipped)} {others}".lstrip())
     return load_yaml_text(path, "recipe", RecipeError), path, path.parent, row
-
-
-def split_row(text: str) -> tuple[str, str | None]:
-    """Split FILE:ROW into the path of a family's file and the row; the row is None if none is given.
-
-    >>> split_row("my/family.yaml:big"), split_row("my/recipe.yaml"), split_row("a:b.yaml")
-    (('my/family.yaml', 'big'), ('my/recipe.yaml', None), ('a:b.yaml', None))
-    """
-    path, colon, row = text.rpartition(":")
-    # Path.exists raises if a name is too long.
-    is_split = colon and path.endswith(RECIPE_SUFFIXES) and not os.path.exists(text)  # noqa: PTH110
-    return (path, row) if is_split else (text, None)
 
 
 def parse_recipe(text: str, where: str | Path, folder: Path, row: str | None = None) -> Recipe:

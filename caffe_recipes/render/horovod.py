@@ -9,10 +9,9 @@ import json
 import shlex
 from dataclasses import dataclass
 
-from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.headers import header_line
-from caffe_recipes.render.scripts import templates
+from caffe_recipes.render.scripts import library, templates
 from caffe_recipes.tensorflow.run import (
     HorovodRun,
     evaluate_argv,
@@ -84,7 +83,7 @@ def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
         recipe=recipe, header=header, run=run.schedule, batch=recipe.cluster.global_batch
     )
     files[f"{folder}/tf_rates.json"] = _render_rates(run, header)
-    return files | {"jobs/lib/node.sh": program_text("node")}
+    return files | {"jobs/lib/node.sh": library()["jobs/lib/node.sh"]}
 
 
 def _prepare() -> _Script:

@@ -15,8 +15,6 @@ from typing import Literal
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.dialects.convert import convert_nets, with_own_fields
-from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layers import data, source_batch
 from caffe_recipes.caffe.messages import FieldValue, build_message, nearest
@@ -207,6 +205,9 @@ def load_own_net(recipe: Recipe) -> Document[pb.NetParameter]:
     not allowed to run, fails, or returns neither a NetParameter nor its text.
     """
     if recipe.net.files:
+        from caffe_recipes.caffe.dialects.convert import convert_nets  # most recipes build their nets
+        from caffe_recipes.caffe.dialects.schema import load_lenient
+
         paths = [recipe.folder / file for file in recipe.net.files]
         with ExitStack() as hidden:  # a recipe may name any file of this machine
             for path in paths:
@@ -352,7 +353,11 @@ def build_for(recipe: Recipe, name: str, dialect: str) -> pb.NetParameter:
     """Return one of a recipe's nets for a dialect: with its own fields, if the prototxts are of that one."""
     own = load_own_net(recipe) if recipe.net.files else None
     net = build_net(recipe, name, own)
-    return with_own_fields(net, own) if own and dialect == recipe.net.dialect != OURS else net
+    if own and dialect == recipe.net.dialect != OURS:
+        from caffe_recipes.caffe.dialects.convert import with_own_fields
+
+        return with_own_fields(net, own)
+    return net
 
 
 def _header(recipe: Recipe, name: str) -> tuple[str, ...]:

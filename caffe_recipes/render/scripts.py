@@ -15,9 +15,9 @@ from typing import Any
 import jinja2
 
 from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, RankLaunch, mlsl_environment, thread_environment
-from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.cluster.slurm_jobs import render_limit
-from caffe_recipes.cluster.staging.plan import How
+from caffe_recipes.cluster.staging import How
+from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
 from caffe_recipes.recipe.model import (
@@ -118,7 +118,8 @@ def library() -> dict[str, str]:
     folder = resources.files("caffe_recipes.templates")
     names = ("chain.sh", "submit.sh")
     ours = {f"jobs/lib/{name}": folder.joinpath(name).read_text("utf-8") for name in names}
-    return ours | {"jobs/lib/node.sh": program_text("node")}
+    node = resources.files("caffe_recipes.cluster").joinpath("sh", "node.sh")
+    return ours | {"jobs/lib/node.sh": node.read_text("utf-8")}
 
 
 @cache
@@ -144,8 +145,6 @@ def templates() -> jinja2.Environment:
 _WARNING_S, _SHORTEST_WARNING_S = 600, 60
 # For jobs of unknown length; a short one must not get the signal right at its start.
 _UNKNOWN_WARNING_S = 120
-# The default time that `run` gives a trainer after SIGINT, for an iteration and its snapshot.
-STOP_GRACE_S = 120
 
 
 def render_jobs(recipe: AnyRecipe) -> dict[str, str]:

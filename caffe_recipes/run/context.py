@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hostfile import (
@@ -39,51 +39,24 @@ from caffe_recipes.cluster.launcher import (
 )
 from caffe_recipes.cluster.profiles import Launcher, Profile, find_caffe_root, load_profile
 from caffe_recipes.cluster.remote import NodeRefusal, check_trust
-from caffe_recipes.cluster.staging.plan import How
+from caffe_recipes.cluster.staging import How
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.quoting import is_quotable
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.recipe.source import split_row
-from caffe_recipes.render.scripts import STOP_GRACE_S
+from caffe_recipes.recipe.shipped import split_row
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.events import Chosen, Event, Notice
 from caffe_recipes.run.folders import RUNS, check_root, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import bind_ranks, find_trainer, plan_launch
+from caffe_recipes.run.policy import Policy, check_policy
 from caffe_recipes.run.process import StartTrainer, launch_trainer
 from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.trainer import RunPlan, Trainer
 from caffe_recipes.run.trainer_log import LogTail
 from caffe_recipes.wording import describe_count
-
-OnFailure = Literal["stop", "retry", "replace"]
-ON_FAILURE: tuple[OnFailure, ...] = get_args(OnFailure)
-RETRIES = 3
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What to do after a failed launch and how often, when to write checkpoints, and when to report a stall.
-
-    `replace` replaces a failed host with a spare from the hostfile and launches again; if no host is to
-    blame, it does the same as `retry`. `checkpoint_every` is in iterations. Without `stall_s`, the limit is
-    derived from the pace of the log.
-    """
-
-    on_failure: OnFailure = "stop"
-    retries: int = RETRIES
-    checkpoint_every: int | None = None
-    stall_s: float | None = None
-
-
-def check_policy(policy: Policy, launcher: str, *, side_by_side: bool = False) -> None:
-    """Raise InputError if spares are needed and the launcher cannot start ranks on them."""
-    what = "ibrun starts ranks only on the first hosts of the job, never on a spare"
-    if policy.on_failure == "replace" and launcher == "ibrun":
-        raise InputError("--on-failure replace", what, "use --on-failure retry, or another --profile")
-    if side_by_side and launcher == "ibrun":
-        raise InputError("--side-by-side", what, "leave it out, or use another --profile")
 
 
 class LaunchFailed(RunFailed):

@@ -17,8 +17,9 @@ from caffe_recipes.cluster.commands import COMMAND_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, LocalHost, ask_all, first_error, opened
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
+from caffe_recipes.cluster.staging import How
 from caffe_recipes.cluster.staging.file_sets import FileSet
-from caffe_recipes.cluster.staging.plan import CopyRates, How
+from caffe_recipes.cluster.staging.plan import CopyRates
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.cluster.staging.transfers import RELAY, ChainEnv

@@ -34,3 +34,47 @@ def test_no_heavy_library_is_imported(code: str) -> None:
 
 def test_a_heavy_import_is_seen() -> None:
     assert heavy_imports_of("import numpy") == "['numpy']"
+
+
+SLOW = ("google.protobuf", "jinja2", "pydantic", "rich", "yaml", "subprocess", "caffe_recipes.files")
+LIGHT = ("generate", "lint", "preflight", "run", "status", "attach", "logs", "cancel")
+
+
+def test_the_help_of_a_command_imports_no_command_body() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _HELPS.format(commands=LIGHT, slow=SLOW)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+
+
+def test_the_list_of_rules_has_every_rule_and_imports_no_model_of_recipes() -> None:
+    done = subprocess.run([sys.executable, "-c", _RULES], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+_RULES = """
+import pkgutil, sys
+from importlib import import_module
+from caffe_recipes.cli.main import commands
+commands(["lint", "--rules"], standalone_mode=False)
+if "pydantic" in sys.modules:
+    print("imports pydantic", file=sys.stderr)
+from caffe_recipes.review import lint
+from caffe_recipes.review.lint.rules import RULES
+listed = set(RULES)
+for module in pkgutil.iter_modules(lint.__path__):
+    import_module(f"caffe_recipes.review.lint.{module.name}")
+if lacking := set(RULES) - listed:
+    print("lacks", *lacking, file=sys.stderr)
+"""
+_HELPS = """
+import sys
+from caffe_recipes.cli.main import commands
+for command in {commands}:
+    commands([command, "--help"], standalone_mode=False)
+    if found := [name for name in {slow} if name in sys.modules]:
+        print(command, "imports", *found, file=sys.stderr)
+"""

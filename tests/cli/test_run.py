@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from caffe_recipes.cli import run
 from caffe_recipes.cli.main import commands
 from caffe_recipes.cluster.remote import check_trust
 from caffe_recipes.errors import InputError, RecipeError
@@ -18,6 +17,7 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe, load_recipe
 from caffe_recipes.run import context
 from caffe_recipes.run.context import find_root
+from caffe_recipes.run.preflight import checks
 from tests.cli.command_line import call_main
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
@@ -221,7 +221,7 @@ def test_a_recipe_that_is_hidden_while_paths_are_checked_is_not_used(
             hidden.rename(recipe.parent)
 
     monkeypatch.setattr(context, "check_trust", check_while_hidden)
-    monkeypatch.setattr(run, "preflight_recipe", lambda *_: [])
+    monkeypatch.setattr(checks, "preflight_recipe", lambda *_: [])
     words = ["preflight", str(recipe), "--caffe-root", str(tmp_path)]
     done = CliRunner().invoke(commands, words)
     assert isinstance(done.exception, RecipeError), done.output

@@ -9,8 +9,8 @@ import yaml
 
 from caffe_recipes.config import Loader
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.recipe.shipped import find_rows, is_family, shipped_recipes
-from caffe_recipes.recipe.source import load_recipe, locate_keys, parse_recipe, split_row
+from caffe_recipes.recipe.shipped import find_rows, is_family, shipped_recipes, split_row
+from caffe_recipes.recipe.source import load_recipe, locate_keys, parse_recipe
 from caffe_recipes.render.headers import header_line
 
 FAMILY = """\

@@ -17,7 +17,8 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import Policy, RunOptions
+from caffe_recipes.run.context import RunOptions
+from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.runner import run_chain
 from caffe_recipes.run.signals import Interrupted
 

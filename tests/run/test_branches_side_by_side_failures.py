@@ -12,7 +12,8 @@ import pytest
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.staging.stage import stage
 from caffe_recipes.errors import HostFailed, RunFailed
-from caffe_recipes.run.context import Policy, Run
+from caffe_recipes.run.context import Run
+from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.prepare import prepare
 from tests.run.conftest import Place
 from tests.run.two_lines import (

@@ -13,7 +13,6 @@ from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import (
-    Policy,
     check_submitted,
     choose_hosts,
     find_hosts,
@@ -22,6 +21,7 @@ from caffe_recipes.run.context import (
     search_path,
     submitted_environment,
 )
+from caffe_recipes.run.policy import Policy
 from tests.run.conftest import RECIPE
 
 if TYPE_CHECKING:

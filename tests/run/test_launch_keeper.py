@@ -14,11 +14,12 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.prototxts import build_net
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import Policy, Run, RunOptions, find_setting
+from caffe_recipes.run.context import Run, RunOptions, find_setting
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.launch import CheckpointKeeper
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import LogTail

@@ -16,8 +16,9 @@ from caffe_recipes.errors import HostFailed, RunFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.branches import on_hosts
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import LaunchFailed, Policy, Run, RunOptions, Setting, Spares, find_setting
+from caffe_recipes.run.context import LaunchFailed, Run, RunOptions, Setting, Spares, find_setting
 from caffe_recipes.run.events import Event, Failed, Notice
+from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.recovery import recover, replace_hosts
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from tests.run.conftest import Place

@@ -20,7 +20,8 @@ from caffe_recipes.cluster.staging.stage import StagedHost
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, RunFailed
 from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
 from caffe_recipes.run import phase, runner
-from caffe_recipes.run.context import Policy, RunOptions, StageOptions, find_setting
+from caffe_recipes.run.context import RunOptions, StageOptions, find_setting
+from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.staging import DataPart, check_data, check_source_access, stage_recipe
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.forks import TYPES
 from caffe_recipes.errors import InputError
 from caffe_recipes.wording import did_you_mean, find_slip
@@ -163,6 +162,8 @@ def _definitions(
 
 def names_of(owner: str) -> Collection[str]:
     """Return the names of a message's fields or an enum's values in our schema."""
+    from caffe_recipes.caffe import pb  # slow, and `--help`, which lists the dialects, does without it
+
     outer, _, inner = owner.partition(".")
     message = pb.DESCRIPTOR.message_types_by_name.get(outer)
     if message is None:

@@ -1,1 +1,8 @@
 """Staging: copy an LMDB or a set of files to the local disk of every node that lacks it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+How = Literal["copy", "chain", "sbcast", "ssh"]
+WAYS: tuple[How, ...] = ("copy", "chain", "sbcast", "ssh")

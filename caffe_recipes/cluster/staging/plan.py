@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING
 
-from caffe_recipes.cluster.staging.file_sets import FileSet, NodeState, SetFile
+from caffe_recipes.cluster.staging import WAYS, How
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.units import describe_bytes
 from caffe_recipes.wording import describe_count, plural
 
-How = Literal["copy", "chain", "sbcast", "ssh"]
-WAYS: tuple[How, ...] = ("copy", "chain", "sbcast", "ssh")
+if TYPE_CHECKING:  # `generate` estimates the time of staging, and needs no host
+    from caffe_recipes.cluster.staging.file_sets import FileSet, NodeState, SetFile
 
 # A launcher logs in to every host and starts Python there: fixed seconds, and seconds per host.
 _LAUNCH_S, _LAUNCH_S_PER_HOST = 2.0, 0.1

@@ -14,6 +14,7 @@ from typing import Literal
 from caffe_recipes.cluster.commands import MAX_TRANSFER_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, ask_all
 from caffe_recipes.cluster.remote import NodeRefusal
+from caffe_recipes.cluster.staging import How
 from caffe_recipes.cluster.staging.file_sets import (
     Copy,
     FileSet,
@@ -34,7 +35,6 @@ from caffe_recipes.cluster.staging.file_sets import (
 )
 from caffe_recipes.cluster.staging.plan import (
     CopyRates,
-    How,
     StagingPlan,
     plan_staging,
     plan_without,

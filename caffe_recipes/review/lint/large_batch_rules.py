@@ -10,7 +10,6 @@ from typing import Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.caffe.shapes import select_layers, stats_images
-from caffe_recipes.recipe.paper_rules import WARMUP_EPOCHS, peak_lr, scaled_lr, warmup_start_lr
 from caffe_recipes.review.lint.chain import (
     Chain,
     Link,
@@ -51,6 +50,9 @@ _TYPES = ("SGD", "Nesterov")  # whose rate follows the linear rule
 )
 def check_warmups(chain: Chain) -> Iterator[Finding]:
     """Find phases that train from scratch with a large batch, and start at a high rate."""
+    # Not needed by `lint --rules`, and slow, since pydantic is.
+    from caffe_recipes.recipe.paper_rules import WARMUP_EPOCHS, peak_lr, scaled_lr, warmup_start_lr
+
     made_for = find_epoch_size(chain.links)
     for link, start in zip(chain.links, plan_starts(chain), strict=True):
         solver = link.solver.message

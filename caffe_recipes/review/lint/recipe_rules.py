@@ -41,7 +41,6 @@ from caffe_recipes.review.lint.rules import (
     recipe_rule,
 )
 from caffe_recipes.review.lint.solver_rules import misses_test_nets
-from caffe_recipes.tensorflow.run import find_unknown_flags
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
@@ -542,6 +541,8 @@ def check_recipe_values(
     values=("flag",),
 )
 def _check_flags(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
+    from caffe_recipes.tensorflow.run import find_unknown_flags  # slow, since pydantic is
+
     for location, fault, hint in find_unknown_flags(recipe.tensorflow) if recipe.tensorflow else ():
         yield finding("unknown-flag", locate(location), write=hint, fault=fault, flag=location[-1])
 

@@ -15,6 +15,7 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import State, describe_state
 from caffe_recipes.cluster.slurm_sbatch import cancel_jobs
 from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.limits import JOB_GRACE_S
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import own_run_paths, run_entries
 from caffe_recipes.run.monitor.files import LocalFiles, Process
@@ -32,8 +33,6 @@ from caffe_recipes.run.submit.submissions import (
 
 _POLL_S = 0.2
 _POLL_SLURM_S = 3.0
-# The time for an iteration, its snapshot and the copy of that; then the job is cancelled in any case.
-JOB_GRACE_S = 300.0
 # The states of a job that the cancel did not cause. FAILED is not one of them: Slurm also reports that for a
 # job that stopped in order after SIGTERM, because of the exit code of its script.
 _ENDED_BY_ITSELF = (State.COMPLETED, State.TIMEOUT, State.NODE_FAIL, State.OUT_OF_MEMORY, State.PREEMPTED)

@@ -20,17 +20,18 @@ from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partit
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit, render_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now
 from caffe_recipes.cluster.slurm_sbatch import Request
-from caffe_recipes.cluster.staging.plan import WAYS, How
+from caffe_recipes.cluster.staging import WAYS, How
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.config import write_key
 from caffe_recipes.errors import InputError, RecipeError
+from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.recipe.estimate import describe_limits, duration_at
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.pace import shape_of
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.recipe.source import load_any_recipe, locate_keys, require_caffe_recipe
 from caffe_recipes.recipe.translate import original_name
-from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
+from caffe_recipes.render.scripts import TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes
 from caffe_recipes.run.context import find_profile, search_path, submitted_environment

@@ -12,7 +12,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging import file_sets
+from caffe_recipes.cluster.staging import How, file_sets
 from caffe_recipes.cluster.staging.file_sets import (
     FileSet,
     SetFile,
@@ -23,7 +23,6 @@ from caffe_recipes.cluster.staging.file_sets import (
     stat_source,
     survey_hosts,
 )
-from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.cluster.staging import How
 from caffe_recipes.cluster.staging.file_sets import FileSet, FoundFile, NodeState, SetFile, SourceFile
 from caffe_recipes.cluster.staging.plan import (
     ChainOrder,
     CopyRates,
-    How,
     StagingPlan,
     plan_chain,
     plan_staging,

@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
+from caffe_recipes.cluster.staging import How
 from caffe_recipes.cluster.staging.file_sets import (
     NodeState,
     find_source,
@@ -21,7 +22,7 @@ from caffe_recipes.cluster.staging.file_sets import (
     load_digest,
     staging_lock,
 )
-from caffe_recipes.cluster.staging.plan import How, plan_staging
+from caffe_recipes.cluster.staging.plan import plan_staging
 from caffe_recipes.cluster.staging.relay import STAMP, digest_of
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, clean, survey
 from caffe_recipes.cluster.staging.transfers import StagingJob, send_to_each

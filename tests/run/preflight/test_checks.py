@@ -22,9 +22,10 @@ from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import HostFailed, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate
-from caffe_recipes.run.context import Policy, RunOptions, find_setting
+from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.preflight.nodes import look_at_nodes
 from caffe_recipes.run.preflight.storage import check_start
