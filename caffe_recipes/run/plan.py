@@ -8,15 +8,19 @@ from caffe_recipes.cluster.launcher import HYDRA, RankLaunch, mlsl_environment, 
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe, TensorFlowRecipe
-from caffe_recipes.run.caffe import Caffe
-from caffe_recipes.run.tensorflow import TensorFlow
 from caffe_recipes.run.trainer import RunPlan, Trainer, Training
 from caffe_recipes.wording import did_you_mean
 
 
 def find_trainer(recipe: AnyRecipe) -> Trainer:
     """Return the trainer of a recipe."""
-    return TensorFlow(recipe) if isinstance(recipe, TensorFlowRecipe) else Caffe(recipe)
+    if isinstance(recipe, TensorFlowRecipe):  # imported here, since a run needs one of the two
+        from caffe_recipes.run.tensorflow import TensorFlow
+
+        return TensorFlow(recipe)
+    from caffe_recipes.run.caffe import Caffe
+
+    return Caffe(recipe)
 
 
 def plan_chain(recipe: AnyRecipe, folder: str, until: str | None = None) -> RunPlan:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 import shlex
@@ -31,7 +32,7 @@ from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.data import digits
 from caffe_recipes.data.tfrecords import records_manifest_path
 from caffe_recipes.errors import DataError, InputError
-from caffe_recipes.files import is_changed_by_group
+from caffe_recipes.files import is_changed_by_group, reading
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import check_own_net, find_differences, generate
 from caffe_recipes.run.events import describe_run_command
@@ -48,7 +49,6 @@ from caffe_recipes.run.staging import (
     find_staging_env,
     staging_hint,
 )
-from caffe_recipes.run.tensorflow import load_records_manifest
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.tensorflow.run import Records
 from caffe_recipes.units import describe_bytes, describe_duration
@@ -82,10 +82,7 @@ def check_files(view: NodeView) -> list[CheckResult]:
             else f"move it away, or overwrite it with {overwrite}"
         )
         raise InputError(setting.path(changed[0]), what, hint)
-    here = LocalHost()
-    ours = {
-        path: file_digest(here, path) for path in map(setting.path, view.plan.files) if Path(path).is_file()
-    }
+    ours = {path: _digest_here(path) for path in map(setting.path, view.plan.files) if Path(path).is_file()}
     problems = [
         HostProblem(
             facts.host, "no such file there" if seen is None else "differs from the file here", _SHARED, path
@@ -96,6 +93,12 @@ def check_files(view: NodeView) -> list[CheckResult]:
     ]
     placed = f"{len(view.plan.files)} in {', '.join(setting.trainer.folders())}"
     return as_findings(f"{setting.trainer.file_kind}s", _first_of_each_host(problems), placed)
+
+
+def _digest_here(path: str) -> str:
+    """Return the SHA-256 of a small file of this machine; raises InputError if it cannot be read."""
+    with reading(Path(path), InputError, "check the file"):
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def check_lint(view: NodeView) -> list[CheckResult]:
@@ -535,7 +538,8 @@ def _sizes(view: NodeView) -> dict[str, int | None]:
     """Return the size in bytes of each unfinished net; None if it depends on images not here."""
     setting = view.setting
     size, data = setting.trainer.model_bytes, (setting.root, setting.lmdb_source)
-    return {step.net: size(view.plan.files, step.net, *data) for step in view.unfinished}
+    nets = dict.fromkeys(step.net for step in view.unfinished)  # each is parsed once
+    return {net: size(view.plan.files, net, *data) for net in nets}
 
 
 def _count(
@@ -655,6 +659,8 @@ def check_test_records(view: NodeView) -> list[CheckResult]:
         return [CheckResult(_TEST, "not needed", is_checked=False)]
     if problems := _find_untrusted(view, "test"):
         return as_findings(_TEST, problems)
+    from caffe_recipes.run.tensorflow import load_records_manifest  # not for a run of Caffe
+
     made = load_records_manifest(data, folder, setting.trainer.classes())
     files = describe_count(made.shards, "file")
     return [CheckResult(_TEST, f"{setting.show(folder)}: {made.records:,} images in {files}")]
