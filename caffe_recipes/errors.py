@@ -72,11 +72,9 @@ def join_errors(errors: Sequence[_Input]) -> _Input:
     >>> str(join_errors(both)), str(join_errors(both[:1]))
     ('s:1:1: a: unknown; also s:2:1: b: unknown; remove it', 's:1:1: a: unknown; remove it')
     """
-    of_file = {(error.where.rsplit(":", 2)[0], error.what): error for error in reversed(errors)}
-    distinct = [*reversed(of_file.values())]
-    first, *others = distinct
+    first, *others = errors
     shown = "; ".join(error.without_hint for error in others[: _MOST_SHOWN - 1])
-    more = f", and {len(distinct) - _MOST_SHOWN} more" if len(distinct) > _MOST_SHOWN else ""
+    more = f", and {len(errors) - _MOST_SHOWN} more" if len(errors) > _MOST_SHOWN else ""
     return first.reworded(what=f"{first.what}; also {shown}{more}") if others else first
 
 

@@ -298,7 +298,7 @@ def build_net(recipe: Recipe, name: str, own: Document[pb.NetParameter] | None =
             infer_shapes(net, phase, path=f"{recipe.name}: net '{name}'")
     except LayerMisfit as error:
         where = trace_own_net(recipe, net, own)(f"layer[{_index_of(error.layer, net)}]")
-        raise error.reworded(where=where or error.where) from None
+        raise (error.reworded(where=where) if where else error) from None
     _check_classes(recipe, net, own)
     return net
 

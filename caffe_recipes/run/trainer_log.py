@@ -266,7 +266,7 @@ def has_passed(summary: LogSummary, snapshot: str, iteration: int) -> bool:
 def is_ending(tail: LogTail, training: Training) -> bool:
     """Return whether training is over, so that its ranks may end at different times.
 
-    TensorFlow's other ranks end while rank 0 still writes the last snapshot. Where a rank was killed or has
+    Those of some programs end while rank 0 still writes the last snapshot. Where a rank was killed or has
     reported an error, this is not a normal end.
     """
     summary = tail.summary

@@ -100,8 +100,8 @@ def test_a_run_that_ends_before_it_trains_gives_its_exit_code(place: Place) -> N
 
 def test_ctrl_c_before_it_trains_stops_the_run(place: Place) -> None:
     slow, asked, go = place.root / "caffe", place.root / "asked", place.root / "go"
-    wait = f"touch '{asked}'; until test -e '{go}'; do sleep 0.1; done; exec"
-    slow.write_text(slow.read_text().replace("exec", wait))
+    wait = f"touch '{asked}'; until test -e '{go}'; do sleep 0.1; done"
+    slow.write_text(slow.read_text().replace("\n", f"\n{wait}\n", 1))
     starter = place.start("--detach")
     deadline = time.monotonic() + 600
     while not asked.exists():

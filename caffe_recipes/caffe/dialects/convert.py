@@ -96,7 +96,7 @@ def convert_document(
     format; a layer that is added to it gets none of `names`. Raises PrototxtError for the fields that ours
     has no equal of; if the list `refused` is given, it gets an error for each instead, and they are left out.
     """
-    found: list[PrototxtError] = [] if refused is None else refused
+    found: dict[tuple[str, str], PrototxtError] = {}  # by owner and name
     converted = deepcopy(to_any(given.message))
     notes: dict[str, str] = {}
     placed = given
@@ -105,7 +105,9 @@ def convert_document(
     for path, note in _convert(converted, "", placed, dialect, found):
         notes.setdefault(note, path)
     if found and refused is None:
-        raise join_errors(found)
+        raise join_errors([*found.values()])
+    if refused is not None:
+        refused.extend(found.values())
     if not notes:
         return replace(given, message=to_ours(given.message)), []
     document = replace(placed, message=to_ours(converted), given=to_any(given.message))
@@ -176,7 +178,11 @@ def _add_scale(net: pb.NetParameter, layer: Any, names: Collection[str]) -> None
 
 
 def _convert(
-    message: Message, prefix: str, given: Document[Any], dialect: str, refused: list[PrototxtError]
+    message: Message,
+    prefix: str,
+    given: Document[Any],
+    dialect: str,
+    refused: dict[tuple[str, str], PrototxtError],
 ) -> Iterator[tuple[str, str]]:
     """Convert a message in place; yield the path and a description of each change."""
     owner = message.DESCRIPTOR.full_name.removeprefix("caffe.")
@@ -204,7 +210,8 @@ def _convert(
         elif field.name in _IDLE.get((dialect, owner), ()):
             yield path, f"drops {name}, {_IS_IDLE}"
         else:
-            refused.append(_refusal(given.where(path), ForeignName(owner, field.name, 0), dialect))
+            foreign = ForeignName(owner, field.name, 0)
+            refused.setdefault((foreign.owner, foreign.name), _refusal(given.where(path), foreign, dialect))
         message.ClearField(field.name)
 
 
@@ -215,7 +222,7 @@ def _convert_value(
     path: str,
     given: Document[Any],
     dialect: str,
-    refused: list[PrototxtError],
+    refused: dict[tuple[str, str], PrototxtError],
 ) -> Iterator[tuple[str, str]]:
     """Drop an engine that our Caffe lacks; add any other such value of an enum to `refused`."""
     assert field.enum_type is not None
@@ -224,7 +231,8 @@ def _convert_value(
     if name in names_of(owner):
         return
     if field.name != "engine":
-        refused.append(_refusal(given.where(path), ForeignName(owner, name, 0, "enum value"), dialect))
+        foreign = ForeignName(owner, name, 0, "enum value")
+        refused.setdefault((foreign.owner, foreign.name), _refusal(given.where(path), foreign, dialect))
         return
     message.ClearField(field.name)
     yield path, f"drops {owner} {name}, {_IS_IDLE}"
