@@ -68,14 +68,21 @@ _MOST_SHOWN = 6
 def join_errors(errors: Sequence[_Input]) -> _Input:
     """Return the first of several errors; its text names the others, too, or the first few of many.
 
-    >>> both = [InputError("s:1:1", "a: unknown", "remove it"), InputError("s:2:1", "b: unknown")]
-    >>> str(join_errors(both)), str(join_errors(both[:1]))
-    ('s:1:1: a: unknown; also s:2:1: b: unknown; remove it', 's:1:1: a: unknown; remove it')
+    >>> one, other = InputError("s:1:1", "a: unknown", "remove it"), InputError("s", "b: missing", "add it")
+    >>> print(join_errors([one, other]), join_errors([one, one]), sep="\\n")
+    s:1:1: a: unknown; remove it; also s: b: missing; add it
+    s:1:1: a: unknown; also s:1:1: a: unknown; remove it
     """
     first, *others = errors
-    shown = "; ".join(error.without_hint for error in others[: _MOST_SHOWN - 1])
+    if not others:
+        return first
+    share_hint = len({error.hint for error in errors}) == 1
+    shown = [error.without_hint if share_hint else str(error) for error in others[: _MOST_SHOWN - 1]]
+    texts = [first.what, "" if share_hint else first.hint, f"also {'; '.join(shown)}"]
     more = f", and {len(errors) - _MOST_SHOWN} more" if len(errors) > _MOST_SHOWN else ""
-    return first.reworded(what=f"{first.what}; also {shown}{more}") if others else first
+    joined = first.reworded(what="; ".join(filter(None, texts)) + more)
+    joined.hint = first.hint if share_hint else ""
+    return joined
 
 
 class PrototxtError(InputError):

@@ -103,7 +103,8 @@ def read_folder(
     unsupported: list[InputError] = []
     for one in ordered:
         of_solver = [*refused[one.path], *find_unsupported(one)]
-        unsupported += sorted(of_solver, key=lambda each: split_place(each.where)[1:])
+        in_order = sorted(of_solver, key=lambda each: split_place(each.where)[1:])
+        unsupported += sorted(in_order, key=lambda each: not split_place(each.where)[1])  # no line: last
     if unsupported:
         raise join_errors(unsupported)
     nets: dict[str, Net] = {}

@@ -52,8 +52,9 @@ def phase_name(path: str | Path) -> str:
 
 def load_solvers(target: Path) -> list[Solver]:
     """Return the solvers of a folder, or a single one, of any Caffe; raises InputError if there is none."""
-    if target.suffix in RECIPE_SUFFIXES or (not target.exists() and str(target) in shipped_recipes()):
-        kind = "a YAML file, as recipes are" if target.suffix in RECIPE_SUFFIXES else "a recipe already"
+    is_yaml = target.suffix in RECIPE_SUFFIXES and not target.is_dir()
+    if is_yaml or (not target.exists() and str(target) in shipped_recipes()):
+        kind = "a YAML file, as recipes are" if is_yaml else "a recipe already"
         hint = "`caffe-recipes generate` writes a recipe's solvers and nets, and `rescale` changes its size"
         raise InputError(target, f"is {kind}: adopt reads solvers", hint)
     if target.is_file():

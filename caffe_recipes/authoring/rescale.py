@@ -250,7 +250,10 @@ def _check_own_data(recipe: Recipe, batch_per_rank: int, ranks: int) -> None:
         if size not in (0, batch_per_rank):
             reads = f"layer '{layer.name}' reads batches of {size:,}, which `data: as-in-net` keeps"
             what = f"{reads}, but {describe_count(ranks, 'rank')} would need {batch_per_rank:,} each"
-            hint = f"give --nodes and --batch with {size:,} images per rank (--batch {size * ranks} here)"
+            keeps = size * ranks == recipe.cluster.global_batch
+            example = f"--nodes {2 * recipe.cluster.nodes} --batch {2 * size * ranks}" if keeps else ""
+            example = example or f"--batch {size * ranks} here"
+            hint = f"give --nodes and --batch with {size:,} images per rank, such as {example}"
             raise InputError(own.where(f"layer[{index}]"), what, hint)
 
 

@@ -247,7 +247,8 @@ def with_data(own: Document[pb.NetParameter], recipe: Recipe, variant: NetVarian
     first = data_layers[0] if data_layers else 0
     others = [layer for layer in net.layer if layer.type != "Data"]
     if not others and not net.layers:
-        raise RecipeError(own.path, "has only Data layers", "give a complete net")
+        what = "has only Data layers" if net.layer else "has no layers"
+        raise RecipeError(own.path, what, "give a complete net")
     blobs = [_blobs_of([net.layer[index] for index in data_layers], phase) for phase in (pb.TRAIN, pb.TEST)]
     result = deepcopy(net)
     del result.layer[:]

@@ -491,6 +491,8 @@ def test_a_net_that_keeps_its_data_keeps_its_batch(tmp_path: Path) -> None:
         rescale(recipe, RescaleTarget(nodes=2), tmp_path)
     assert str(caught.value) == (
         f"{net}:1:1: layer 'd' reads batches of 8, which `data: as-in-net` keeps, but 2 ranks would need 4 "
-        "each; give --nodes and --batch with 8 images per rank (--batch 16 here)"
+        "each; give --nodes and --batch with 8 images per rank, such as --batch 16 here"
     )
+    with pytest.raises(InputError, match=r"such as --nodes 2 --batch 16$"):
+        rescale(recipe, RescaleTarget(batch=4), tmp_path)
     assert rescale(recipe, RescaleTarget(nodes=2, batch=16), tmp_path).recipe.cluster.nodes == 2

@@ -1,4 +1,4 @@
-"""Rules for what Caffe checks when it sets up a layer; their table is in `caffe/refusals.py`.
+"""Rules for what Caffe checks when it sets up a layer; each type's are in `caffe/layer_types/`.
 
 Rules for fields that are never read: blocks of other types, and fields without effect.
 

@@ -489,7 +489,7 @@ def add_data(document: Document[pb.NetParameter]) -> tuple[DocumentWithData, lis
     """Return a net without data with a layer that produces `data` and `label`, as recipes add it."""
 
     def complete(net: Any) -> Any:  # noqa: ANN401 - of our schema, or of that of all Caffes
-        completed = type(net)(layer=[{"name": "data", "type": "HDF5Data", "top": ["data", "label"]}])
+        completed = type(net)(layer=[{"name": "of a recipe", "type": "HDF5Data", "top": ["data", "label"]}])
         completed.MergeFrom(net)
         return completed
 

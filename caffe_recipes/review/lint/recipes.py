@@ -185,12 +185,14 @@ def _place_all(
 ) -> list[Finding]:
     """Place findings in the prototxts that the recipe reads its net from, or as `place_in_recipe` does."""
     in_own = _places_in_own_net(recipe, texts) if found and recipe.net.files else {}
-    return [
+    placed = [
         one.located(lambda where: in_own.get(where, where))
         if one.where in in_own
         else replace(one, where=place_in_recipe(one.where, recipe, common, texts, locate))
         for one in found
     ]
+    # Several nets of the recipe may be made from one prototxt.
+    return [*{(one.id, one.where, one.phase, one.what): one for one in placed}.values()]
 
 
 def _places_in_own_net(recipe: Recipe, texts: Mapping[str, str]) -> dict[str, str]:
