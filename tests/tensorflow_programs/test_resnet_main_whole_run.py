@@ -92,7 +92,8 @@ def test_a_killed_rank_ends_the_run_and_the_newest_whole_checkpoint_is_resumed(r
     output, _ = process.communicate(timeout=600)
     assert time.monotonic() - killed < 30
     assert process.returncode == 3
-    assert "localhost: a rank was killed by signal 9" in output
+    # The other rank aborts once this one has gone, and hydra reports the first of the two that it finds.
+    assert re.search(r"localhost: a rank was killed by signal [96] ", output)
 
     older, newer = [event["iteration"] for event in events(root, "checkpointed")][-2:]
     data = root / FOLDER / f"model/model.ckpt-{newer}.data-00000-of-00001"
