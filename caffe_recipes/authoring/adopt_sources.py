@@ -52,7 +52,7 @@ def phase_name(path: str | Path) -> str:
 
 def load_solvers(target: Path) -> list[Solver]:
     """Return the solvers of a folder, or a single one, of any Caffe; raises InputError if there is none."""
-    is_yaml = target.suffix in RECIPE_SUFFIXES and not target.is_dir()
+    is_yaml = target.suffix in RECIPE_SUFFIXES and target.is_file()
     if is_yaml or (not target.exists() and str(target) in shipped_recipes()):
         kind = "a YAML file, as recipes are" if is_yaml else "a recipe already"
         hint = "`caffe-recipes generate` writes a recipe's solvers and nets, and `rescale` changes its size"

@@ -33,26 +33,29 @@ if TYPE_CHECKING:
 _COUNT = Whole(min=1, max=2**31 - 1)
 
 
+def _register_rules() -> None:
+    """Import the modules of all rules, which put them into RULES."""
+    import caffe_recipes.review.lint.folders  # noqa: F401
+
+
 def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked:
-        import caffe_recipes.review.lint.folders  # noqa: F401 - registers the rules
-
+        _register_rules()
         echo(*render_rules(terminal_width()))
         ctx.exit()
 
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None:
-        import caffe_recipes.review.lint.folders  # noqa: F401 - registers the rules
         from caffe_recipes.review.lint.check import explain_rule
 
+        _register_rules()
         echo(*explain_rule(name, terminal_width()))
         ctx.exit()
 
 
 def _complete_rule(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    import caffe_recipes.review.lint.folders  # noqa: F401 - registers the rules
-
+    _register_rules()
     return [CompletionItem(rule) for rule in RULES if rule.startswith(typed)]
 
 

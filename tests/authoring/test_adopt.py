@@ -958,6 +958,8 @@ def test_a_recipe_is_not_adopted_again(tmp_path: Path, monkeypatch: pytest.Monke
         assert str(caught.value).startswith(
             f"{target}: is {kind}: adopt reads solvers; `caffe-recipes generate`"
         )
+    with pytest.raises(CaffeRecipesError, match="cannot be read: No such file"):
+        adopt(Path("nothing.yaml"), AdoptOptions())
     Path("digits-local").mkdir()
     with pytest.raises(CaffeRecipesError, match="contains no solver"):
         adopt(Path("digits-local"), AdoptOptions())

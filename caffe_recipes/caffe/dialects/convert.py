@@ -210,8 +210,7 @@ def _convert(
         elif field.name in _IDLE.get((dialect, owner), ()):
             yield path, f"drops {name}, {_IS_IDLE}"
         else:
-            foreign = ForeignName(owner, field.name, 0)
-            refused.setdefault((foreign.owner, foreign.name), _refusal(given.where(path), foreign, dialect))
+            _refuse(refused, given.where(path), ForeignName(owner, field.name, 0), dialect)
         message.ClearField(field.name)
 
 
@@ -231,8 +230,7 @@ def _convert_value(
     if name in names_of(owner):
         return
     if field.name != "engine":
-        foreign = ForeignName(owner, name, 0, "enum value")
-        refused.setdefault((foreign.owner, foreign.name), _refusal(given.where(path), foreign, dialect))
+        _refuse(refused, given.where(path), ForeignName(owner, name, 0, "enum value"), dialect)
         return
     message.ClearField(field.name)
     yield path, f"drops {owner} {name}, {_IS_IDLE}"
@@ -252,6 +250,13 @@ def _has_default(field: FieldDescriptor, owner: str, value: Any, dialect: str) -
     is_known = find_dialect(dialect).knows(owner, field.name)
     is_single = not field.is_repeated and field.message_type is None
     return bool(is_known and is_single and value == field.default_value)
+
+
+def _refuse(
+    refused: dict[tuple[str, str], PrototxtError], where: str, name: ForeignName, dialect: str
+) -> None:
+    """Add the error for a name, unless it has one already."""
+    refused.setdefault((name.owner, name.name), _refusal(where, name, dialect))
 
 
 def _refusal(where: str, name: ForeignName, dialect: str) -> PrototxtError:
