@@ -44,8 +44,7 @@ from caffe_recipes.run.lock import check_unread
 def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, dialect: str) -> None:
     """Write a recipe's solvers, nets and job scripts into prototxt/<recipe>/ and jobs/<recipe>/.
 
-    Also writes jobs/lib/, the shell code that the scripts of all recipes share. Unchanged files are
-    counted, not listed.
+    Unchanged files are counted, not listed.
     """
     if not check:
         consent.allow_code()

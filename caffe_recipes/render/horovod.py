@@ -9,7 +9,6 @@ import json
 import shlex
 from dataclasses import dataclass
 
-from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.headers import header_line
 from caffe_recipes.render.scripts import templates
@@ -44,9 +43,6 @@ class _Script:
     notes: tuple[str, ...] = ()
     settings: str = ""
     imports: bool = False
-    # node.sh checks the last path in argv, which is only written if the verb is `trust`, and `read`.
-    verb: str = "read"
-    read: str = ""
 
 
 _MODELS = _Path("MODEL_DIR", "parent folder of models; this run uses {model}")
@@ -72,9 +68,6 @@ def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
             "recipe": recipe,
             "header": header,
             "words": _words(script),
-            "used": next(
-                _quote(word.partition("=")[2] or word) for word in reversed(script.argv) if "\0" in word
-            ),
             "program": _quote(script.argv[script.head - 1]),
             "width": max(len(path.name) for path in script.paths),
         }
@@ -84,7 +77,7 @@ def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
         recipe=recipe, header=header, run=run.schedule, batch=recipe.cluster.global_batch
     )
     files[f"{folder}/tf_rates.json"] = _render_rates(run, header)
-    return files | {"jobs/lib/node.sh": program_text("node")}
+    return files
 
 
 def _prepare() -> _Script:
@@ -109,8 +102,6 @@ def _prepare() -> _Script:
         argv,
         3,
         notes,
-        verb="trust",
-        read='"$IMAGENET_TO_GCS" "$RAW_IMAGE_DIR"',
     )
 
 
@@ -140,7 +131,7 @@ def _train(recipe: AnyRecipe, run: HorovodRun) -> _Script:
         f"{describe_count(run.intra_threads, 'thread')} in each.",
     )
     title = f"Train on {cluster.ranks} workers, {cluster.global_batch:,} images per step."
-    return _Script("tf_train.sh", title, paths, argv, 8, notes, imports=True, read='"$data"')
+    return _Script("tf_train.sh", title, paths, argv, 8, notes, imports=True)
 
 
 def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
@@ -161,7 +152,7 @@ def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
     batches = -(-images // testing.batch_size)
     title = f"Test the model on one node: {batches} batches of {testing.batch_size}, {images:,} images."
     notes = ("`caffe-recipes tf log FILE` reads its output.",)
-    return _Script("tf_evaluate.sh", title, paths, argv, 3, notes, settings, read='"$VALIDATION_DIR"')
+    return _Script("tf_evaluate.sh", title, paths, argv, 3, notes, settings)
 
 
 def _var(name: str) -> str:

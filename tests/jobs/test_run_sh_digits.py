@@ -84,7 +84,7 @@ class DigitsRoot:
         deadline = time.monotonic() + 300
         output = ""
         try:
-            while "Iteration 1, loss" not in output.partition(f"{phase}: training")[2]:
+            while "Iteration 1, loss" not in output.partition(f"{phase}.prototxt")[2]:
                 assert process.poll() is None, output[-3000:]
                 assert time.monotonic() < deadline, f"{phase} never began"
                 time.sleep(0.02)
