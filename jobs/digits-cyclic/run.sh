@@ -24,10 +24,10 @@ export I_MPI_HYDRA_BOOTSTRAP=ssh I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS="${strict
 [[ -e hostfile ]] || echo localhost >hostfile
 mapfile -t hosts < <(awk '{ sub(/[#:\r].*/, "") } NF && !seen[$1]++ { print $1 }' hostfile | head -n 1)
 ((${#hosts[@]} == 1)) || stop 2 "$PWD/hostfile: lists ${#hosts[@]} of 1 hosts; write each on a line"
-# One training at a time: mpiexec inherits the lock, should this script be killed. `caffe-recipes run` respects it.
+# One training at a time. If this is killed, mpiexec still holds the lock, and its proxies do for a moment longer.
 mkdir -p -- "$logs" && (umask 077 && touch -- "$logs/lock")
 exec 9>>"$logs/lock"
-flock -n 9 || (($? > 1)) || stop 2 "$logs/lock: held by a run.sh, its mpiexec, or caffe-recipes run; wait for it or stop it"
+flock -w 5 9 || (($? > 1)) || stop 2 "$logs/lock: held by a run.sh, its mpiexec, or caffe-recipes run; wait for it or stop it"
 
 # The prototxts, at the paths that the commands name.
 for file in solver_{init,cyc1,cyc2,cyc3,cyc4,cyc5,collapse1,collapse2,collapse3,collapse4,collapse5} train_val train_val_noaug; do

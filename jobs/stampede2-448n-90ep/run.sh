@@ -27,10 +27,10 @@ export I_MPI_HYDRA_BOOTSTRAP=ssh I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS="${strict
 mapfile -t hosts < <(awk '{ sub(/[#:\r].*/, "") } NF && !seen[$1]++ { print $1 }' hostfile | head -n 448)
 ((${#hosts[@]} == 448)) || stop 2 "$PWD/hostfile: lists ${#hosts[@]} of 448 hosts; write each on a line"
 result=${hosts[0]} # worker 0, which writes the snapshots
-# One training at a time: mpiexec inherits the lock, should this script be killed. `caffe-recipes run` respects it.
+# One training at a time. If this is killed, mpiexec still holds the lock, and its proxies do for a moment longer.
 mkdir -p -- "$logs" && (umask 077 && touch -- "$logs/lock")
 exec 9>>"$logs/lock"
-flock -n 9 || (($? > 1)) || stop 2 "$logs/lock: held by a run.sh, its mpiexec, or caffe-recipes run; wait for it or stop it"
+flock -w 5 9 || (($? > 1)) || stop 2 "$logs/lock: held by a run.sh, its mpiexec, or caffe-recipes run; wait for it or stop it"
 
 # The prototxts, at the paths that the commands name.
 for file in solver_{main,collapse} train_val train_val_noaug; do

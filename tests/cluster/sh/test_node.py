@@ -16,7 +16,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.remote import NodeRefusal
+from caffe_recipes.cluster.remote import NodeRefusal, full_program_text
 from caffe_recipes.cluster.staging.file_sets import survey_hosts
 from caffe_recipes.cluster.staging.relay import (
     BLOCK_BYTES,
@@ -372,7 +372,7 @@ def test_a_source_that_its_owner_makes_unreadable_during_the_check_is_refused() 
         source.chmod(0)
         words = ["survey", f"{name}/lmdb", ".", name, "data.mdb 7"]
         user = ["setpriv", "--reuid=4242", "--regid=4242", "--clear-groups"]
-        argv = [*user, "sh", "-c", full_program_text("node"), "node.sh", "token", "node", *words]
+        argv = [*user, "sh", "-c", full_program_text("node"), "node.sh", "token", *words]
         answer = subprocess.run(argv, cwd=name, capture_output=True, text=True, check=True).stdout
     assert "refused" in answer
     assert "belongs to user nobody (65534), who can change its contents" in answer
