@@ -7,6 +7,7 @@ Slurm's directives, the signal before the time limit, and the requeue; they call
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
 import textwrap
 from functools import cache
@@ -41,6 +42,7 @@ from caffe_recipes.render.headers import above_job, above_script, header_line, r
 
 # Characters of a line of file names.
 _WIDTH = 110
+_PLAIN = re.compile(r"[A-Za-z0-9/._+=,@%-]+")
 
 
 def render_run_script(recipe: Recipe) -> str:
@@ -136,7 +138,11 @@ def _phase_values(recipe: Recipe, phase: Phase) -> dict[str, Any]:
 def _fetch_line(recipe: Recipe, snapshot: str) -> str:
     """Return the command that copies a snapshot to the Caffe root; empty if it is written there."""
     if _is_on_node(recipe, snapshot):
-        return f'scp "$result":{shlex.quote(snapshot)} .'
+        if _PLAIN.fullmatch(snapshot):
+            return f'scp "$result":{snapshot} .'
+        # scp, or the shell of the host, would expand other characters.
+        name = posixpath.basename(snapshot)
+        return f'on "$result" cat -- {shlex.quote(snapshot)} >{shlex.quote(name)}'
     return f"cp -- {shlex.quote(snapshot)} ." if posixpath.dirname(snapshot) not in ("", ".") else ""
 
 
