@@ -206,7 +206,7 @@ def render_jobs(recipe: AnyRecipe) -> dict[str, str]:
         "recipe": recipe,
         "header": header_line(recipe),
         "steps": steps,
-        "unset": textwrap.wrap(" ".join(SBATCH_UNSET), _WIDTH),
+        "unset": _unset_words(),
         "grace_s": STOP_GRACE_S,
     }
     files[f"{folder}/submit.sh"] = templates().get_template("submit.sh.j2").render(values)
@@ -215,6 +215,15 @@ def render_jobs(recipe: AnyRecipe) -> dict[str, str]:
         run = train_by_tensorflow(recipe.model_copy(update={"name": original_name(recipe)}))
         files[f"{folder}/{TRAINING_JOB}"] = _render_job(recipe, TRAINING_JOB, limit_s(run), run)
     return files
+
+
+def _unset_words() -> str:
+    """Return the variables that submit.sh unsets, as words for bash in a few lines."""
+    prefix = "SLURM_"
+    others = [name for name in SBATCH_UNSET if not name.startswith(prefix)]
+    names = " ".join(name.removeprefix(prefix) for name in SBATCH_UNSET if name.startswith(prefix))
+    lines = [f"{prefix}{{{line.replace(' ', ',')}}}" for line in textwrap.wrap(names, _WIDTH)]
+    return " ".join([*others, " \\\n  ".join(lines)])
 
 
 # The job of the TensorFlow run of a recipe for Caffe.

@@ -7,8 +7,7 @@
 # A single job for the whole chain stages data to /tmp only once: sbatch jobs/digits-cyclic/chain.sbatch
 
 set -euo pipefail
-name=digits-cyclic job=$(dirname -- "$(readlink -f -- "$0")")/phase.sbatch
-jobs=() options=() last='' stopped=''
+name=digits-cyclic job=$(dirname -- "$(readlink -f -- "$0")")/phase.sbatch jobs=() options=() last='' stopped=''
 if [[ ${1-} == -h || ${1-} == --help ]]; then sed -n '2,/^$/s/^# \{0,1\}//p' "$0" && exit; fi
 while (($# > 0)) && [[ $1 != -- ]]; do options+=("$1") && shift; done
 run_options=("${@:2}")
@@ -39,13 +38,11 @@ submit() { # PHASE WARNING_S [TIME]: seconds from Slurm's warning to the time li
 command -v sbatch >/dev/null || stop 2 "sbatch: not found on PATH; submit on a machine of the Slurm cluster"
 [[ -r $job ]] || stop 2 "$job: cannot be read; generate it again"
 # Within a job, sbatch would pass on the variables of this job.
-unset SBATCH_WAIT SLURM_EXIT_ERROR SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_COUNT SLURM_ARRAY_TASK_ID \
-  SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_MIN SLURM_ARRAY_TASK_STEP SLURM_CPU_BIND SLURM_CPU_BIND_LIST \
-  SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE SLURM_CPUS_PER_GPU SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
-  SLURM_DIST_PLANESIZE SLURM_EXPORT_ENV SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_HET_SIZE \
-  SLURM_MEM_BIND SLURM_MEM_BIND_LIST SLURM_MEM_BIND_TYPE SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE \
-  SLURM_NPROCS SLURM_NTASKS SLURM_NTASKS_PER_CORE SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_NODE \
-  SLURM_NTASKS_PER_SOCKET SLURM_OVERCOMMIT SLURM_RESTART_COUNT SLURM_STEPID SLURM_STEP_ID SLURM_THREADS_PER_CORE
+unset SBATCH_WAIT SLURM_{EXIT_ERROR,ARRAY_JOB_ID,ARRAY_TASK_COUNT,ARRAY_TASK_ID,ARRAY_TASK_MAX,ARRAY_TASK_MIN,ARRAY_TASK_STEP,CPU_BIND} \
+  SLURM_{CPU_BIND_LIST,CPU_BIND_TYPE,CPU_BIND_VERBOSE,CPUS_PER_GPU,CPUS_PER_TASK,DISTRIBUTION,DIST_PLANESIZE,EXPORT_ENV} \
+  SLURM_{GPUS,GPUS_PER_NODE,GPUS_PER_TASK,HET_SIZE,MEM_BIND,MEM_BIND_LIST,MEM_BIND_TYPE,MEM_PER_CPU,MEM_PER_GPU} \
+  SLURM_{MEM_PER_NODE,NPROCS,NTASKS,NTASKS_PER_CORE,NTASKS_PER_GPU,NTASKS_PER_NODE,NTASKS_PER_SOCKET,OVERCOMMIT} \
+  SLURM_{RESTART_COUNT,STEPID,STEP_ID,THREADS_PER_CORE}
 trap 'stopped=1' INT TERM HUP # a job that was just submitted must not be forgotten
 submit init 120
 submit cyc1 120

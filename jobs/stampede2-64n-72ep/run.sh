@@ -11,7 +11,7 @@ repository=$(dirname -- "$(readlink -f -- "$0")")/../.. logs=logs/stampede2-64n-
 models=models/intel_optimized_models/multinode/resnet50_custom_lr
 export OMP_NUM_THREADS=22 KMP_AFFINITY=granularity=fine,compact,1,0 MLSL_NUM_SERVERS=2 MLSL_SERVER_AFFINITY=39,38,43,42
 stop() { printf '%s: %s\n' stampede2-64n-72ep "${2//[[:cntrl:]]/ }" >&2 && exit "$1"; } # 2: bad input, 3: a failed run
-(($# == 0)) || stop 2 "takes no arguments, but variables; see the first lines of $0"
+(($# == 0)) || stop 2 "takes no arguments; its first lines show its variables"
 cd -- "${CAFFE_ROOT:-.}" || stop 2 "CAFFE_ROOT: set it to the folder with hostfile"
 trap 'stop 3 "line $LINENO failed: $BASH_COMMAND"' ERR
 trap 'trap "" INT TERM HUP; kill $(jobs -p) 2>/dev/null || true; wait; stop 3 "stopped by a signal"' INT TERM HUP

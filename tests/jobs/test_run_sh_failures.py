@@ -108,7 +108,7 @@ def test_too_few_hosts_are_refused(small_cluster: StandInCluster, text: str | No
 def test_arguments_are_refused(small_cluster: StandInCluster) -> None:
     done = small_cluster.run("--help")
     assert (done.returncode, small_cluster.calls("ssh")) == (2, [])
-    assert "takes no arguments, but variables; see the first lines of " in done.stderr
+    assert "takes no arguments; its first lines show its variables" in done.stderr
 
 
 def test_a_prototxt_that_differs_is_overwritten_only_by_force(small_cluster: StandInCluster) -> None:

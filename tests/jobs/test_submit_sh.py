@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import subprocess
 
 import pytest
 
@@ -57,8 +58,10 @@ def test_the_environment_s_time_name_and_warning_count_for_each_phase(play: Play
 
 def test_the_script_unsets_the_same_variables_as_submit(play: Play) -> None:
     text = (play.jobs / "submit.sh").read_text().replace("\\\n", " ")
-    (names,) = re.findall(r"^unset (.*)$", text, re.MULTILINE)
-    assert names.split() == list(SBATCH_UNSET)
+    (words,) = re.findall(r"^unset (.*)$", text, re.MULTILINE)
+    argv = ["bash", "-c", f"echo {words}"]
+    names = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert names == list(SBATCH_UNSET)
 
 
 @pytest.mark.parametrize("after", ["Good luck", "See job 12 at https://example.org", "  "])
