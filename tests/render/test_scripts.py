@@ -19,6 +19,7 @@ from tests.recipe.test_checks import AS_IN_NET
 Part = TypeVar("Part", bound=Value)
 
 SHIPPED = ("stampede2-64n-72ep", "stampede2-448n-90ep", "digits-local")
+OTHERS = ("digits-cyclic", "paper-t8-4096-128n-decay1e-4")  # the last has one phase, and shares one net
 HOSTILE = "a b'c\"$(touch hacked)`touch hacked`\\ é* ~ {x,y} #"
 
 
@@ -61,8 +62,8 @@ def check_bash(script: str) -> None:
 
 @pytest.mark.parametrize(
     "recipe",
-    [*map(load_recipe, (*SHIPPED, "digits-cyclic")), hostile_recipe(), stopped_recipe()],
-    ids=[*SHIPPED, "digits-cyclic", "hostile", "stopped"],
+    [*map(load_recipe, (*SHIPPED, *OTHERS)), hostile_recipe(), stopped_recipe()],
+    ids=[*SHIPPED, *OTHERS, "hostile", "stopped"],
 )
 def test_the_script_is_clean_bash(recipe: Recipe) -> None:
     script = render_run_script(recipe)
