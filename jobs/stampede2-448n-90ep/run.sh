@@ -12,7 +12,7 @@ models=models/intel_optimized_models/multinode/resnet50_448nodes
 export OMP_NUM_THREADS=22 KMP_AFFINITY=granularity=fine,compact,1,0 MLSL_NUM_SERVERS=2 MLSL_SERVER_AFFINITY=39,38,43,42
 stop() { printf '%s: %s\n' stampede2-448n-90ep "${2//[[:cntrl:]]/ }" >&2 && exit "$1"; } # 2: bad input, 3: a failed run
 (($# == 0)) || stop 2 "takes no arguments; its first lines show its variables"
-cd -- "${CAFFE_ROOT:-.}" || stop 2 "CAFFE_ROOT: set it to the folder with hostfile"
+cd -- "${CAFFE_ROOT:-.}" 2>/dev/null || stop 2 "CAFFE_ROOT: set it to the folder with hostfile"
 trap 'stop 3 "line $LINENO failed: $BASH_COMMAND"' ERR
 trap 'trap "" INT TERM HUP; kill $(jobs -p) 2>/dev/null || true; wait; stop 3 "stopped by a signal"' INT TERM HUP
 
@@ -24,7 +24,7 @@ scp() { command scp "${strict[@]}" "$@" || stop 3 "$1: not fetched; see $logs/$p
 export HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXTRA_ARGS="${strict[*]}"
 export I_MPI_HYDRA_BOOTSTRAP=ssh I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS="${strict[*]}"
 # If hosts are missing or appear twice, hydra starts their ranks on the others, without a word.
-mapfile -t hosts < <(awk '{ sub(/[#:\r].*/, "") } NF && !seen[$1]++ { print $1 }' hostfile | head -n 448)
+mapfile -t hosts < <(awk '{ sub(/[#:\r].*/, "") } NF && !seen[$1]++ { print $1 }' hostfile 2>/dev/null | head -n 448)
 ((${#hosts[@]} == 448)) || stop 2 "$PWD/hostfile: lists ${#hosts[@]} of 448 hosts; write each on a line"
 result=${hosts[0]} # worker 0, which writes the snapshots
 # One training at a time. If this is killed, mpiexec still holds the lock, and its proxies do for a moment longer.
