@@ -42,8 +42,7 @@ from caffe_recipes.errors import CheckFailed, InputError, RecipeError
 def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, dialect: str) -> None:
     """Write a recipe's solvers, nets and job scripts into prototxt/<recipe>/ and jobs/<recipe>/.
 
-    Also writes jobs/lib/, the shell code that the scripts of all recipes share. Unchanged files are
-    counted, not listed.
+    Unchanged files are counted, not listed.
     """
     from caffe_recipes.recipe.source import load_any_recipe
     from caffe_recipes.render.dialect import find_parts, translate_whole

@@ -108,12 +108,6 @@ class RankLaunch:
             return tuple(command)
         return (self.container.program, "exec", *self.container.options, self.container.image, *command)
 
-    def shell_lines(self) -> list[str]:
-        """Return hydra's argv up to the command, as shell lines: its options, then one line per variable."""
-        words, count = _LAUNCHER_ARGV[self.program](self), 3 * len(self.variables)
-        starts = [0, *range(len(words) - count, len(words), 3)]
-        return [shlex.join(words[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
-
     def process_environment(self) -> dict[str, str]:
         """Return the variables to set for the launcher's process, which passes them on to every rank.
 
@@ -249,7 +243,7 @@ def _version_option(program: str) -> str:
 
 
 # UpdateHostKeys would add other keys of a known host to known_hosts. ssh uses the first value of an option.
-_STRICT = "-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no"
+STRICT_SSH = "-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no"
 # For MPICH's and Intel's hydra: the variable with options for the program that starts the proxies, and the
 # variables that select this program.
 _SSH_VARIABLES: Mapping[str, tuple[str, ...]] = {
@@ -272,7 +266,7 @@ def ssh_environment(environment: Mapping[str, str]) -> dict[str, str]:
     {'SSH_ASKPASS_REQUIRE': 'never'}
     """
     options = {
-        words: " ".join(filter(None, (_STRICT, environment.get(words))))
+        words: " ".join(filter(None, (STRICT_SSH, environment.get(words))))
         for words, programs in _SSH_VARIABLES.items()
         if _starts_ssh(environment, programs)
     }

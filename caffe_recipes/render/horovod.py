@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.headers import header_line
-from caffe_recipes.render.scripts import library, templates
+from caffe_recipes.render.scripts import templates
 from caffe_recipes.tensorflow.run import (
     HorovodRun,
     evaluate_argv,
@@ -43,9 +43,6 @@ class _Script:
     notes: tuple[str, ...] = ()
     settings: str = ""
     imports: bool = False
-    # node.sh checks the last path in argv, which is only written if the verb is `trust`, and `read`.
-    verb: str = "read"
-    read: str = ""
 
 
 _MODELS = _Path("MODEL_DIR", "parent folder of models; this run uses {model}")
@@ -71,9 +68,6 @@ def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
             "recipe": recipe,
             "header": header,
             "words": _words(script),
-            "used": next(
-                _quote(word.partition("=")[2] or word) for word in reversed(script.argv) if "\0" in word
-            ),
             "program": _quote(script.argv[script.head - 1]),
             "width": max(len(path.name) for path in script.paths),
         }
@@ -83,7 +77,7 @@ def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
         recipe=recipe, header=header, run=run.schedule, batch=recipe.cluster.global_batch
     )
     files[f"{folder}/tf_rates.json"] = _render_rates(run, header)
-    return files | {"jobs/lib/node.sh": library()["jobs/lib/node.sh"]}
+    return files
 
 
 def _prepare() -> _Script:
@@ -108,8 +102,6 @@ def _prepare() -> _Script:
         argv,
         3,
         notes,
-        verb="trust",
-        read='"$IMAGENET_TO_GCS" "$RAW_IMAGE_DIR"',
     )
 
 
@@ -141,7 +133,7 @@ def _train(recipe: AnyRecipe, run: HorovodRun) -> _Script:
     title = f"Train on {cluster.ranks} workers, {cluster.global_batch:,} images per step."
     # MPICH's hydra binds no rank by default, Intel's does; the variable keeps the source's arguments.
     settings = 'HYDRA_BINDING="${HYDRA_BINDING-socket}"' if cluster.ranks_per_node > 1 else ""
-    return _Script("tf_train.sh", title, paths, argv, 8, notes, settings, imports=True, read='"$data"')
+    return _Script("tf_train.sh", title, paths, argv, 8, notes, settings, imports=True)
 
 
 def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
@@ -162,7 +154,7 @@ def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
     batches = -(-images // testing.batch_size)
     title = f"Test the model on one node: {batches} batches of {testing.batch_size}, {images:,} images."
     notes = ("`caffe-recipes tf log FILE` reads its output.",)
-    return _Script("tf_evaluate.sh", title, paths, argv, 3, notes, settings, read='"$VALIDATION_DIR"')
+    return _Script("tf_evaluate.sh", title, paths, argv, 3, notes, settings)
 
 
 def _var(name: str) -> str:

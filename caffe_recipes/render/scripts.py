@@ -7,19 +7,28 @@ Slurm's directives, the signal before the time limit, and the requeue; they call
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
+import textwrap
 from functools import cache
 from importlib import resources
 from typing import Any
 
 import jinja2
 
-from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, RankLaunch, mlsl_environment, thread_environment
+from caffe_recipes.cluster.launcher import (
+    FABRIC_OPTIONS,
+    STRICT_SSH,
+    RankLaunch,
+    mlsl_environment,
+    thread_environment,
+)
 from caffe_recipes.cluster.slurm_jobs import render_limit
+from caffe_recipes.cluster.slurm_queries import SBATCH_UNSET
 from caffe_recipes.cluster.staging import How
 from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.recipe.estimate import estimate_duration
-from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
+from caffe_recipes.recipe.graph import find_evaluated, images_of
 from caffe_recipes.recipe.model import (
     OUR_TRAINER,
     TENSORFLOW,
@@ -33,67 +42,110 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.headers import above_job, above_script, header_line, recipe_word
 
+# Characters of a line of file names.
+_WIDTH = 110
+_PLAIN = re.compile(r"[A-Za-z0-9/._+=,@%-]+")
+
 
 def render_run_script(recipe: Recipe) -> str:
-    """Return the text of `jobs/<recipe>/run.sh`: the chain as a resumable script, without caffe-recipes."""
-    cluster = recipe.cluster
-    threads = thread_environment(cluster.omp_num_threads, cluster.kmp_affinity)
+    """Return the text of `jobs/<recipe>/run.sh`: the chain as one plain script, without caffe-recipes."""
+    cluster, test = recipe.cluster, recipe.evaluation
     phases = [_phase_values(recipe, phase) for phase in recipe.phases]
+    evaluated = find_evaluated(recipe)
+    lmdb, source = (recipe.data.train.lmdb, recipe.data.train.source) if recipe.reads_lmdb else (None, None)
+    has_scp = any(_is_on_node(recipe, phase.snapshot_prefix) for phase in recipe.phases)
+    lmdb_is_on_nodes = bool(lmdb and _is_on_node(recipe, lmdb))
     values = {
         "recipe": recipe,
         "cluster": cluster,
         "header": header_line(recipe),
         "derived": above_script(recipe),
-        "threads": " ".join(_thread_words(recipe, threads)),
-        "mlsl": mlsl_environment(cluster.mlsl.num_servers, cluster.mlsl.server_affinity)
-        if cluster.mlsl
-        else {},
-        "launch": _plan_launch(recipe, threads).shell_lines(),
-        "nets_dir": recipe.nets_dir or recipe.prototxt_dir,
-        "our_nets": posixpath.basename(recipe.nets_dir) if recipe.nets_dir else recipe.name,
+        "exports": _exports(recipe),
+        "strict": STRICT_SSH,
+        "launch": shlex.join(_plan_launch(recipe).argv(())),
+        "prototxts": _placed(recipe),
         "phases": phases,
         "stops": any(phase["stop_iter"] for phase in phases),
-        "keeps": any(phase["needed"] for phase in phases),
-        "means": recipe.data.mean_files,
-        "models": [_model_file(phase) for phase in find_evaluated(recipe) or find_leaves(recipe)],
-        "lmdb_hint": lmdb_hint(recipe, recipe.data.train.source),
+        "has_scp": has_scp,
+        "has_ssh": has_scp or lmdb_is_on_nodes,
+        "lmdb": lmdb,
+        "source": source,
+        "lmdb_is_on_nodes": lmdb_is_on_nodes,
+        "hint": lmdb_hint(recipe, source),
+        "tested": recipe.net_path(test.net) if test else "",
+        "evaluated": [
+            (f"evaluation-{phase.name}" if evaluated[1:] else "evaluation", _model_file(phase))
+            for phase in evaluated
+        ],
     }
     return templates().get_template("run.sh.j2").render(values)
 
 
-def _thread_words(recipe: Recipe, threads: dict[str, str]) -> list[str]:
-    """Return the variables of a rank as words for bash, which divides the cores if no threads are given."""
-    words, ranks = [f"{name}={shlex.quote(value)}" for name, value in threads.items()], recipe.cluster.ranks
-    if recipe.cluster.omp_num_threads is None:
-        cores = f"$(nproc) / {ranks}"
-        words.append("OMP_NUM_THREADS=" + (f"$(({cores} ? {cores} : 1))" if ranks > 1 else "$(nproc)"))
-    return words
+def _exports(recipe: Recipe) -> str:
+    """Return the variables of all ranks as words for bash, which divides the cores if no number is given."""
+    cluster = recipe.cluster
+    words = []
+    if cluster.omp_num_threads is None:
+        cores = f"$(nproc) / {cluster.ranks}"
+        words.append(f"OMP_NUM_THREADS=$(({cores} ? {cores} : 1))")
+    variables = thread_environment(cluster.omp_num_threads, cluster.kmp_affinity)
+    if cluster.mlsl:
+        variables |= mlsl_environment(cluster.mlsl.num_servers, cluster.mlsl.server_affinity)
+    return " ".join([*words, *(f"{name}={shlex.quote(value)}" for name, value in variables.items())])
 
 
-def _plan_launch(recipe: Recipe, threads: dict[str, str]) -> RankLaunch:
+def _plan_launch(recipe: Recipe) -> RankLaunch:
     cluster = recipe.cluster
     return RankLaunch(
         hosts=("",) * cluster.nodes,  # the user's hostfile gives their names
         ranks_per_node=cluster.ranks_per_node,
-        variables=threads,
+        variables=thread_environment(cluster.omp_num_threads, cluster.kmp_affinity),
         options=FABRIC_OPTIONS[cluster.fabric] if cluster.fabric else (),
     )
 
 
+def _placed(recipe: Recipe) -> list[tuple[str, str, str]]:
+    """Return where prototxts are copied from and to, as text for bash, with the names of the files."""
+    names = [shlex.quote(phase.name) for phase in recipe.phases]
+    solvers = f"solver_{{{','.join(names)}}}" if len(names) > 1 else f"solver_{names[0]}"
+    nets = shlex.join(recipe.nets)
+    if recipe.nets_dir:
+        shared = posixpath.basename(recipe.nets_dir)
+        return [(recipe.name, "$models", solvers), (shared, "$nets", nets)]
+    return [(recipe.name, "$models", f"{solvers} {nets}")]
+
+
+def _is_on_node(recipe: Recipe, path: str) -> bool:
+    """Return whether a path is on the disk of another machine: not in the Caffe root, nor with all here."""
+    cluster = recipe.cluster
+    return path.startswith("/") and (cluster.nodes > 1 or cluster.copy_with == "ssh")
+
+
 def _phase_values(recipe: Recipe, phase: Phase) -> dict[str, Any]:
     start = recipe.starts_from(phase)
+    snapshots = [phase.snapshot_at(iteration) for iteration in (*recipe.needed_iters(phase), phase.last_iter)]
     return {
         "name": phase.name,
         "net": phase.net,
+        "solver": recipe.solver_path(phase.name),
         "weights": _model_file(start, phase.weights_iter) if isinstance(start, Phase) else start or "",
-        "prefix": phase.snapshot_prefix,
+        "snapshots": snapshots,
+        "fetches": list(filter(None, (_fetch_line(recipe, snapshot) for snapshot in snapshots))),
         "stop_iter": phase.stop_iter,
-        "needed": recipe.needed_iters(phase),
-        "iterations": phase.last_iter,
-        "max_iter": phase.max_iter,
         "epochs": images_of(recipe, phase) / recipe.data.train.images,
         "comment": phase.comment,
     }
+
+
+def _fetch_line(recipe: Recipe, snapshot: str) -> str:
+    """Return the command that copies a snapshot to the Caffe root; empty if it is written there."""
+    if _is_on_node(recipe, snapshot):
+        if _PLAIN.fullmatch(snapshot):
+            return f'scp "$result":{snapshot} .'
+        # scp, or the shell of the host, would expand other characters.
+        name = posixpath.basename(snapshot)
+        return f'on "$result" cat -- {shlex.quote(snapshot)} >{shlex.quote(name)}'
+    return f"cp -- {shlex.quote(snapshot)} ." if posixpath.dirname(snapshot) not in ("", ".") else ""
 
 
 def _model_file(phase: Phase, iteration: int | None = None) -> str:
@@ -108,18 +160,6 @@ def lmdb_hint(recipe: Recipe, source: str | None) -> str:
         return f"build it: caffe-recipes data build {recipe.data.prepare} --out {folder}"
     program = "caffe-recipes data build" if recipe.trainer == OUR_TRAINER else "convert_imageset"
     return f"build it with {program}"
-
-
-def library() -> dict[str, str]:
-    """Return the files of `jobs/lib`, which are the same for every recipe, as {path: text}.
-
-    node.sh is identical to the text that `run` sends to nodes.
-    """
-    folder = resources.files("caffe_recipes.templates")
-    names = ("chain.sh", "submit.sh")
-    ours = {f"jobs/lib/{name}": folder.joinpath(name).read_text("utf-8") for name in names}
-    node = resources.files("caffe_recipes.cluster").joinpath("sh", "node.sh")
-    return ours | {"jobs/lib/node.sh": node.read_text("utf-8")}
 
 
 @cache
@@ -162,13 +202,28 @@ def render_jobs(recipe: AnyRecipe) -> dict[str, str]:
         {"name": phase.name, "time_limit": _render_time(limit), "warning_s": find_warning_s(limit)}
         for phase, limit in zip(recipe.phases, limits, strict=True)
     ]
-    values = {"recipe": recipe, "header": header_line(recipe), "steps": steps}
+    values = {
+        "recipe": recipe,
+        "header": header_line(recipe),
+        "steps": steps,
+        "unset": _unset_words(),
+        "grace_s": STOP_GRACE_S,
+    }
     files[f"{folder}/submit.sh"] = templates().get_template("submit.sh.j2").render(values)
     if recipe.tensorflow and recipe.tensorflow.data:
         # TensorFlow's run is the same beside solvers of any dialect.
         run = train_by_tensorflow(recipe.model_copy(update={"name": original_name(recipe)}))
         files[f"{folder}/{TRAINING_JOB}"] = _render_job(recipe, TRAINING_JOB, limit_s(run), run)
     return files
+
+
+def _unset_words() -> str:
+    """Return the variables that submit.sh unsets, as words for bash in a few lines."""
+    prefix = "SLURM_"
+    others = [name for name in SBATCH_UNSET if not name.startswith(prefix)]
+    names = " ".join(name.removeprefix(prefix) for name in SBATCH_UNSET if name.startswith(prefix))
+    lines = [f"{prefix}{{{line.replace(' ', ',')}}}" for line in textwrap.wrap(names, _WIDTH)]
+    return " ".join([*others, " \\\n  ".join(lines)])
 
 
 # The job of the TensorFlow run of a recipe for Caffe.

@@ -24,7 +24,7 @@ from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.render.prototxts import render_net, render_solver
-from caffe_recipes.render.scripts import library, render_jobs, render_run_script
+from caffe_recipes.render.scripts import render_jobs, render_run_script
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def generate(recipe: AnyRecipe) -> dict[str, str]:
             )
         files[path] = render_net(recipe, net)
     files[f"jobs/{recipe.name}/run.sh"] = render_run_script(recipe)
-    return files | library() | render_jobs(recipe) | render_horovod(recipe)
+    return files | render_jobs(recipe) | render_horovod(recipe)
 
 
 def solver_file(recipe: Recipe, phase: str) -> str:

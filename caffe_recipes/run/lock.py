@@ -1,9 +1,9 @@
 """The locks, shared with run.sh, that allow one training at a time of a recipe under one Caffe root.
 
-There are two lock files. The run holds `script.lock`, exclusively. Its launchers inherit `lock`, so that a
-launcher which outlives its killed run is noticed by both `run` and run.sh. run.sh holds `lock` exclusively;
-`run` shares it with its launchers, so that a run which takes over a trainer of a killed run can launch
-others.
+There are two lock files. A run holds `run.lock`, exclusively. What trains holds `lock`, which launchers
+inherit, so that a launcher which outlives its killed run is noticed. run.sh and its launchers hold `lock`
+exclusively; `run` shares it with its launchers, so that a run which takes over a trainer of a killed run can
+launch others.
 
 No other user may open the files: whoever can read a lock file can lock it, and keep a run from starting.
 """
@@ -27,7 +27,8 @@ from caffe_recipes.render.tree import find_differences
 _POLL_S = 0.1
 # Hydra's proxies outlive mpiexec by a moment, and still hold the lock that it held.
 _LINGER_S = 10.0
-_RUN = ("script.lock", "another run.sh or caffe-recipes run is running", "wait for it, or stop it")
+_RUN = ("run.lock", "another caffe-recipes run is running", "wait for it, or stop it")
+_SCRIPT = ("lock", "run.sh, or the mpiexec of a killed one, is running", "wait for it, or stop it")
 _TRAINER = ("lock", "the mpiexec of a killed run is still running", "wait until it ends, or kill it")
 
 
@@ -47,7 +48,7 @@ class RecipeLock:
         self.preparing = threading.RLock()
 
     def acquire(self) -> None:
-        """Acquire the lock of the run. Raises InputError if run.sh or another run holds it."""
+        """Acquire the lock of the run. Raises InputError if another run holds it."""
         self._acquire(*_RUN, patience_s=0)
 
     def acquire_trainer(self) -> tuple[int, ...]:
@@ -66,14 +67,14 @@ class RecipeLock:
         self._acquire(*_TRAINER, patience_s=0, how=fcntl.LOCK_SH)
 
     def check(self) -> None:
-        """Raise InputError if `acquire` would, without acquiring the lock or creating its file."""
-        name, what, hint = _RUN
-        if self.is_run_active():
-            raise InputError(self.folder / name, what, hint)
+        """Raise InputError if another run or run.sh is active, without acquiring or creating a lock."""
+        for name, what, hint in (_RUN, _SCRIPT):
+            if is_held(self.folder / name):
+                raise InputError(self.folder / name, what, hint)
 
     def is_run_active(self) -> bool:
         """Return whether another run or run.sh is active; False if the file system has no locks."""
-        return is_held(self.folder / _RUN[0])
+        return any(is_held(self.folder / name) for name, _, _ in (_RUN, _SCRIPT))
 
     def is_trainer_active(self) -> bool:
         """Return whether a trainer of another run is active; False if the file system has no locks."""
@@ -150,7 +151,7 @@ def _files_of_run(root: Path, name: str, recipes: Iterable[AnyRecipe]) -> set[st
     from caffe_recipes.run.folders import load_digests, run_folders  # slow to import, and seldom needed
     from caffe_recipes.run.plan import plan_files
 
-    read = {"jobs/lib/node.sh"}  # run.sh sends it to the hosts again for each phase
+    read: set[str] = set()
     for recipe in recipes:
         read |= plan_files(recipe).keys() if recipe.name == name else set()
     for folder in run_folders(root, name)[-1:]:
@@ -171,7 +172,7 @@ def is_held(path: Path, how: int = fcntl.LOCK_SH) -> bool:
     try:  # NFS needs a file to be writable for an exclusive lock
         file = os.open(path, (os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR) | os.O_NONBLOCK)
     except PermissionError:
-        return _is_in_proc_locks(path)  # it belongs to another user, who alone can open it
+        return _is_in_proc_locks(path, how)  # it belongs to another user, who alone can open it
     except OSError:
         return False
     try:
@@ -182,12 +183,14 @@ def is_held(path: Path, how: int = fcntl.LOCK_SH) -> bool:
         os.close(file)
 
 
-def _is_in_proc_locks(path: Path) -> bool:
-    """Return whether /proc/locks lists a lock on a file by any process of this machine."""
+def _is_in_proc_locks(path: Path, how: int) -> bool:
+    """Return whether /proc/locks lists a lock that excludes one in the mode `how`, by any process here."""
     try:
         status = path.stat()
         locks = Path("/proc/locks").read_text()
     except OSError:
         return False
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    return any(line.split()[5:6] == [device] for line in locks.splitlines())
+    found = [line.split() for line in locks.splitlines()]
+    kinds = ("WRITE",) if how == fcntl.LOCK_SH else ("WRITE", "READ")
+    return any(words[5:6] == [device] and words[3] in kinds for words in found)

@@ -210,7 +210,7 @@ def describe_work(root: Path, recipe_name: str, state: RunState) -> str:
     if lock.is_run_active():
         folder = find_running(root, recipe_name)
         if folder is None:
-            return "another run.sh or caffe-recipes run of this recipe is running here"
+            return "run.sh, or another caffe-recipes run, of this recipe is running here"
         return f"{folder.name} is running ({name_process(folder / JOURNAL)})"
     left = "the mpiexec of a killed run is still running" if lock.is_trainer_active() else ""
     return describe_launch(root, state) or left

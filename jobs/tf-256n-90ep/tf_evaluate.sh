@@ -6,30 +6,18 @@
 #   RESNET_DIR      tensorflow_programs of caffe-recipes, or models/official/resnet of a modified tensorflow/tpu
 #   VALIDATION_DIR  validation TFRecords
 #   MODEL_DIR       parent folder of models; this run uses model_batch_24k_90ep
-#
 # `caffe-recipes tf log FILE` reads its output.
+# For nodes that are yours alone: digests on the nodes, spare hosts, heartbeats, watching, and nodes that others
+# use too are what `caffe-recipes run` is for.
 
 set -euo pipefail
-(($(umask) & 8#2)) || umask 022
-here=$(unset CDPATH && cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 for name in RESNET_DIR VALIDATION_DIR MODEL_DIR; do
   [[ -n ${!name-} ]] || { printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_evaluate.sh\n' "$name" >&2; exit 2; }
 done
-[[ -f "$RESNET_DIR"/resnet_eval.py ]] ||
-  { printf 'tf-256n-90ep: %s not found; check RESNET_DIR\n' "$RESNET_DIR"/resnet_eval.py >&2; exit 2; }
-programs=$(unset CDPATH && cd "$(dirname "$RESNET_DIR"/resnet_eval.py)" && pwd)
-modules=("$programs") # and all that Python could import from there
-while IFS= read -r -d '' path; do modules+=("$path"); done < <(find -L "$programs" -mindepth 1 \
-  -type d -name '*[-.]*' -prune -o \( -type d -o -name '*.py' -o -name '*.pyc' -o -name '*.so' \) -print0)
-trust=$(sh "$here/../lib/node.sh" read "$MODEL_DIR"/model_batch_24k_90ep "$here" "$here" "${modules[@]}" "$VALIDATION_DIR") || { printf 'tf-256n-90ep: start tf_evaluate.sh by its path, beside jobs/lib\n' >&2; exit 2; }
-[[ $trust == $'\ncaffe-recipes: trusted' ]] || { printf 'tf-256n-90ep: %s: %s; use a folder of your own\n' "$MODEL_DIR"/model_batch_24k_90ep "${trust#*: refused }" >&2; exit 2; }
-
+[[ -f "$RESNET_DIR"/resnet_eval.py ]] || { printf 'tf-256n-90ep: %s not found; check RESNET_DIR\n' "$RESNET_DIR"/resnet_eval.py >&2; exit 2; }
 # With -P, Python imports nothing from the working folder, and from beside the program by this path alone.
-IFS=: read -ra given <<<"${PYTHONPATH-}:"
-PYTHONPATH=$programs
-for path in "${given[@]}"; do [[ $path != /* ]] || PYTHONPATH+=:$path; done
-export PYTHONPATH
-python -P -c '' 2>/dev/null || { printf 'tf-256n-90ep: python is not found, or is older than Python 3.11; activate a newer one\n' >&2; exit 2; }
+programs=$(realpath -- "$(dirname -- "$RESNET_DIR"/resnet_eval.py)")
+export PYTHONPATH=$programs${PYTHONPATH:+:$PYTHONPATH}
 OMP_NUM_THREADS=46 exec python -P "$RESNET_DIR"/resnet_eval.py \
   --eval_batch_size 200 --num_intra_threads 46 --num_inter_threads 2 \
   --data_dir="$VALIDATION_DIR" \

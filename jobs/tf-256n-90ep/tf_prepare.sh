@@ -6,30 +6,18 @@
 #   IMAGENET_TO_GCS  path of imagenet_to_gcs.py, from the same source as resnet_main.py
 #   RAW_IMAGE_DIR    folder of ImageNet's raw images
 #   TF_RECORDS_DIR   folder for the TFRecords
-#
 # imagenet_to_gcs.py shuffles the classes across its files; the source lost 2 to 3% without that.
 # `caffe-recipes data check` measures it; `caffe-recipes data tfrecords` writes such files.
+# For nodes that are yours alone: digests on the nodes, spare hosts, heartbeats, watching, and nodes that others
+# use too are what `caffe-recipes run` is for.
 
 set -euo pipefail
-(($(umask) & 8#2)) || umask 022
-here=$(unset CDPATH && cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 for name in IMAGENET_TO_GCS RAW_IMAGE_DIR TF_RECORDS_DIR; do
   [[ -n ${!name-} ]] || { printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_prepare.sh\n' "$name" >&2; exit 2; }
 done
-[[ -f "$IMAGENET_TO_GCS" ]] ||
-  { printf 'tf-256n-90ep: %s not found; check IMAGENET_TO_GCS\n' "$IMAGENET_TO_GCS" >&2; exit 2; }
-programs=$(unset CDPATH && cd "$(dirname "$IMAGENET_TO_GCS")" && pwd)
-modules=("$programs") # and all that Python could import from there
-while IFS= read -r -d '' path; do modules+=("$path"); done < <(find -L "$programs" -mindepth 1 \
-  -type d -name '*[-.]*' -prune -o \( -type d -o -name '*.py' -o -name '*.pyc' -o -name '*.so' \) -print0)
-trust=$(sh "$here/../lib/node.sh" trust "$TF_RECORDS_DIR" "$here" "$here" "${modules[@]}" "$IMAGENET_TO_GCS" "$RAW_IMAGE_DIR") || { printf 'tf-256n-90ep: start tf_prepare.sh by its path, beside jobs/lib\n' >&2; exit 2; }
-[[ $trust == $'\ncaffe-recipes: trusted' ]] || { printf 'tf-256n-90ep: %s: %s; use a folder of your own\n' "$TF_RECORDS_DIR" "${trust#*: refused }" >&2; exit 2; }
-
+[[ -f "$IMAGENET_TO_GCS" ]] || { printf 'tf-256n-90ep: %s not found; check IMAGENET_TO_GCS\n' "$IMAGENET_TO_GCS" >&2; exit 2; }
 # With -P, Python imports nothing from the working folder, and from beside the program by this path alone.
-IFS=: read -ra given <<<"${PYTHONPATH-}:"
-PYTHONPATH=$programs
-for path in "${given[@]}"; do [[ $path != /* ]] || PYTHONPATH+=:$path; done
-export PYTHONPATH
-python -P -c '' 2>/dev/null || { printf 'tf-256n-90ep: python is not found, or is older than Python 3.11; activate a newer one\n' >&2; exit 2; }
+programs=$(realpath -- "$(dirname -- "$IMAGENET_TO_GCS")")
+export PYTHONPATH=$programs${PYTHONPATH:+:$PYTHONPATH}
 exec python -P "$IMAGENET_TO_GCS" \
   --raw_data_dir "$RAW_IMAGE_DIR" --local_scratch_dir "$TF_RECORDS_DIR"

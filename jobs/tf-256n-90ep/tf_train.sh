@@ -6,34 +6,20 @@
 #   RESNET_DIR  tensorflow_programs of caffe-recipes, or models/official/resnet of a modified tensorflow/tpu
 #   TRAIN_DIR   training TFRecords on a local disk of every node
 #   MODEL_DIR   parent folder of models; this run uses model_batch_24k_90ep
-#
 # mpirun takes the 256 hosts from the job; elsewhere list them in a file, and set HYDRA_HOST_FILE
 # (MPICH) or I_MPI_HYDRA_HOST_FILE (Intel MPI) to its path. resnet_main.py sets the variables of MKL
 # and OpenMP (KMP_*, OMP_*) by its flags: 2 operations at a time, 22 threads in each.
+# For nodes that are yours alone: digests on the nodes, spare hosts, heartbeats, watching, and nodes that others
+# use too are what `caffe-recipes run` is for.
 
 set -euo pipefail
-(($(umask) & 8#2)) || umask 022
-here=$(unset CDPATH && cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 for name in RESNET_DIR TRAIN_DIR MODEL_DIR; do
   [[ -n ${!name-} ]] || { printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_train.sh\n' "$name" >&2; exit 2; }
 done
-[[ -f "$RESNET_DIR"/resnet_main.py ]] ||
-  { printf 'tf-256n-90ep: %s not found; check RESNET_DIR\n' "$RESNET_DIR"/resnet_main.py >&2; exit 2; }
-programs=$(unset CDPATH && cd "$(dirname "$RESNET_DIR"/resnet_main.py)" && pwd)
-modules=("$programs") # and all that Python could import from there
-while IFS= read -r -d '' path; do modules+=("$path"); done < <(find -L "$programs" -mindepth 1 \
-  -type d -name '*[-.]*' -prune -o \( -type d -o -name '*.py' -o -name '*.pyc' -o -name '*.so' \) -print0)
-data=$TRAIN_DIR
-[[ -e $data ]] || data=$here # it is on the nodes, where each rank checks it
-trust=$(sh "$here/../lib/node.sh" read "$MODEL_DIR"/model_batch_24k_90ep "$here" "$here" "${modules[@]}" "$data") || { printf 'tf-256n-90ep: start tf_train.sh by its path, beside jobs/lib\n' >&2; exit 2; }
-[[ $trust == $'\ncaffe-recipes: trusted' ]] || { printf 'tf-256n-90ep: %s: %s; use a folder of your own\n' "$MODEL_DIR"/model_batch_24k_90ep "${trust#*: refused }" >&2; exit 2; }
-
+[[ -f "$RESNET_DIR"/resnet_main.py ]] || { printf 'tf-256n-90ep: %s not found; check RESNET_DIR\n' "$RESNET_DIR"/resnet_main.py >&2; exit 2; }
 # With -P, Python imports nothing from the working folder, and from beside the program by this path alone.
-IFS=: read -ra given <<<"${PYTHONPATH-}:"
-PYTHONPATH=$programs:$here # with tf_rates.py, beside this script on every node
-for path in "${given[@]}"; do [[ $path != /* ]] || PYTHONPATH+=:$path; done
-export PYTHONPATH
-python -P -c '' 2>/dev/null || { printf 'tf-256n-90ep: python is not found, or is older than Python 3.11; activate a newer one\n' >&2; exit 2; }
+programs=$(realpath -- "$(dirname -- "$RESNET_DIR"/resnet_main.py)") here=$(dirname -- "$(realpath -- "$0")") # which has tf_rates.py
+export PYTHONPATH=$programs:$here${PYTHONPATH:+:$PYTHONPATH}
 HYDRA_BINDING="${HYDRA_BINDING-socket}" exec mpirun -np 512 -ppn 2 python -P "$RESNET_DIR"/resnet_main.py \
   --train_batch_size 24576 --train_steps 4680 --num_intra_threads 22 --num_inter_threads 2 \
   --data_dir="$TRAIN_DIR" \

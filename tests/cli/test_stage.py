@@ -103,8 +103,8 @@ def test_files_that_are_not_ours_are_kept_without_a_failure(place: Place) -> Non
 @pytest.mark.parametrize(
     ("lock", "work"),
     [
-        ("script.lock", "another run.sh or caffe-recipes run of this recipe is running here"),
-        ("lock", "the mpiexec of a killed run is still running"),
+        ("run.lock", "run.sh, or another caffe-recipes run, of this recipe is running here"),
+        ("lock", "run.sh, or another caffe-recipes run, of this recipe is running here"),
     ],
 )
 def test_nothing_is_cleaned_under_a_run_of_the_recipe(place: Place, lock: str, work: str) -> None:

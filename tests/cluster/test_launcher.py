@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,8 +49,6 @@ def test_values_stay_single_words_whatever_they_hold() -> None:
     value = "a b'$(c)\" é"
     launch = RankLaunch(variables={"K": value}, hostfile="my hosts")
     argv = launch.argv(["./my caffe"])
-    assert shlex.split(" ".join(launch.shell_lines())) == list(argv[:-1])
-    assert launch.shell_lines()[1:] == [shlex.join(["-genv", "K", value])]
     assert value in argv
     assert "my hosts" in argv
     assert argv[-1] == "./my caffe"

@@ -74,7 +74,7 @@ def test_the_published_script_is_driven_through_by_run_sh(make_cluster: Callable
     check_snapshots(cluster, root, root.folder)
     for host in HOSTS:
         cluster.run(host, ["cmp", str(root.source / "data.mdb"), f"{LMDB}/data.mdb"])
-    assert "loss3/top-1 = 0.762781" in done.stderr
+    assert "loss3/top-1 = 0.762781" in done.stdout
     assert cluster.leftovers() == {}
 
 

@@ -268,7 +268,6 @@ def test_a_script_of_hostile_strings_trains_and_runs_none_of_them(cluster: Clust
 
 
 MALLORY = ["setpriv", "--reuid=4242", "--regid=4242", "--clear-groups", "--"]
-LMDB = f"/tmp/lmdb {BAD}"
 
 
 @pytest.fixture
@@ -286,46 +285,8 @@ def scripted(cluster: Cluster, shared: Path) -> Iterator[tuple[Path, str]]:
         cluster.run(name, ["sh", "-c", "rm -rf /tmp/lmdb* /tmp/init* /tmp/last* /tmp/hydra_*"])
 
 
-@pytest.mark.parametrize("attack", ["a copy of the right size", "a link under the old name of a half copy"])
-def test_run_sh_takes_nothing_and_writes_through_nothing_that_another_user_has_put_on_a_node(
-    cluster: Cluster, shared: Path, scripted: tuple[Path, str], attack: str
-) -> None:
-    root, script = scripted
-    victim = shared / "victim"
-    victim.write_text("precious")
-    size = (root / f"-tr {BAD}/data.mdb").stat().st_size
-    plant = f'mkdir "$0"; truncate -s {size} "$0/data.mdb"'
-    if attack.startswith("a link"):
-        plant = f'mkdir -m 777 "$0"; ln -s "{victim}" "$0/data.mdb.part"; ln -s "{victim}" "$0/data.mdb"'
-    cluster.run("node2", [*MALLORY, "sh", "-c", plant, LMDB])
-    done = cluster.run("head", ["env", "-C", str(root), "bash", script], check=False)
-    assert done.returncode == 2, done.stderr
-    assert (
-        f"{LMDB} on node2: belongs to user 4242, who can change its contents; ask its owner to" in done.stderr
-    )
-    assert victim.read_text() == "precious"
-    assert not list(root.glob("*.caffemodel"))
-
-
-def test_another_user_can_hold_no_lock_of_run_sh(cluster: Cluster, scripted: tuple[Path, str]) -> None:
-    root, script = scripted
-    for _ in range(2):  # before the second one, the other user tries to hold them
-        done = cluster.run("head", ["env", "-C", str(root), "bash", script], check=False)
-        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-        staged = f"{LMDB}/.caffe-recipes-lock/lock"
-        for name, lock in (
-            ("node2", staged),
-            ("head", f"{root}/logs/small/script.lock"),
-            ("head", f"{root}/logs/small/lock"),
-        ):
-            cluster.run(name, ["test", "-f", lock])
-            assert (
-                cluster.run(name, [*MALLORY, "flock", "-n", "-s", lock, "true"], check=False).returncode != 0
-            )
-
-
 @pytest.mark.parametrize("verdict", ["unknown", "changed"])
-def test_run_sh_names_the_host_whose_key_is_refused_and_the_step(
+def test_run_sh_names_the_host_whose_key_is_refused_and_adds_none(
     cluster: Cluster, shared: Path, scripted: tuple[Path, str], verdict: str
 ) -> None:
     root, script = scripted
@@ -339,10 +300,7 @@ def test_run_sh_names_the_host_whose_key_is_refused_and_the_step(
     with configured(cluster, "StrictHostKeyChecking accept-new\n", known):
         done = cluster.run("head", ["env", "-C", str(root), "bash", script], check=False)
     assert done.returncode == 3, done.stderr
-    assert "no answer from node2; check that " in done.stderr
-    assert (
-        "`ssh-keyscan node2 >>~/.ssh/known_hosts` (first `ssh-keygen -R node2` for an old key)" in done.stderr
-    )
+    assert done.stderr == "small: node2: Host key verification failed. \n"
     assert known.read_text().splitlines() == [*kept, *other]
     assert not list(root.glob("*.caffemodel"))
 

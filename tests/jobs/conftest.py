@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import copy
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.scripts import library, render_run_script
+from caffe_recipes.render.scripts import render_run_script
 from caffe_recipes.render.tree import net_file
 from tests.jobs.job_play import Play, make_play
 
 STAND_IN = r"""#!/bin/bash
 tool=${0##*/}
 call=$PLAY/calls/$EPOCHREALTIME.$$.$tool
-[ -d "$PLAY/calls" ] || mkdir -p "$PLAY/calls"
 mapfile -d '' -t environment </proc/$$/environ
 printf '%s\0' "$@" >"$call.argv"
 printf '%s\0' "${environment[@]}" >"$call.environ"
@@ -48,17 +45,20 @@ finish() {
       done <"$solver"
       read -r host <hostfile
       echo "[0] I1120 11:49:33.77 6374 solver.cpp:436] Iteration $max_iter, loss = ${LOSS-0.87}" >&2
-      snapshot=$(on_node "$host" "${prefix}_iter_$max_iter.caffemodel")
-      echo "weights of $solver" >"$snapshot"
+      echo "weights of $solver" >"$(on_node "$host" "${prefix}_iter_$max_iter.caffemodel")"
       ;;
-    ssh) sed -E "s#/tmp/(resnet_50|ilsvrc12)#$PLAY/nodes/$1/tmp/\1#g" | sh -s ;;
+    ssh)
+      text=$(cat)
+      text=${text//\/tmp\/resnet_50/$PLAY/nodes/$1/tmp/resnet_50}
+      bash -s <<<"${text//\/tmp\/ilsvrc12/$PLAY/nodes/$1/tmp/ilsvrc12}"
+      ;;
     scp) cp "$(on_node "${1%%:*}" "${1#*:}")" "$2" ;;
   esac
 }
 [ ! -e "$PLAY/hook.$tool" ] || . "$PLAY/hook.$tool"
 finish "$@"
 """
-# The other options of ssh and scp.
+# The options of every ssh and scp.
 STRICT = ("-oBatchMode=yes", "-oStrictHostKeyChecking=yes", "-oUpdateHostKeys=no", "-oForwardAgent=no")
 CAFFE = r"""#!/bin/bash
 printf "%s\0" "$@" >"$PLAY/test.argv"
@@ -69,6 +69,10 @@ I0402 13:18:56.347950 30419 caffe.cpp:517] loss = 0.942313 (* 1 = 0.942313 loss)
 I0402 13:18:56.347960 30419 caffe.cpp:517] loss3/top-1 = 0.762781
 I0402 13:18:56.348022 30419 caffe.cpp:517] loss3/top-5 = 0.931862
 END
+"""
+# Reads a script without doing anything: no command is found, and nothing exits.
+HARMLESS = """PATH=/none
+exit() { :; }; trap() { :; }; command() { :; }; exec() { :; }; command_not_found_handle() { :; }; set() { :; }
 """
 
 
@@ -110,14 +114,10 @@ class StandInCluster:
         for tool in ("mpiexec.hydra", "ssh", "scp"):
             write(self.play / "bin" / tool, STAND_IN, 0o755)
         write(self.root / "build/tools/caffe", CAFFE, 0o755)
-        write(self.script, render_run_script(self.recipe), 0o755)
-        for path, text in library().items():
-            write(self.library / Path(path).name, text, 0o755)
-
-    @property
-    def library(self) -> Path:
-        """Return the folder of the library that every run.sh reads."""
-        return self.play.parent / "repository/jobs/lib"
+        # No test waits for a lock that stays held.
+        text = render_run_script(self.recipe).replace("flock -w 5 9", "flock -n 9")
+        write(self.script, text, 0o755)
+        (self.play / "calls").mkdir()
 
     def _write_files(self) -> None:
         write(self.root / "hostfile", "".join(f"{host}\n" for host in self.hosts))
@@ -184,35 +184,23 @@ class StandInCluster:
 
     def forget_calls(self) -> None:
         """Forget the calls so far."""
-        shutil.rmtree(self.play / "calls", ignore_errors=True)
+        for path in (self.play / "calls").iterdir():
+            path.unlink()
 
-    def contents(self) -> dict[str, bytes]:
-        """Return all files and folders of the Caffe root and of the nodes."""
-        return {
-            str(path): path.read_bytes() if path.is_file() else b""
-            for top in (self.root, self.play / "nodes")
-            for path in top.rglob("*")
-        }
+    def trained(self) -> list[str]:
+        """Return the phases that mpiexec was called for, in order."""
+        solvers = [
+            word for call in self.calls("mpiexec.hydra") for word in call.argv if word.startswith("--solver=")
+        ]
+        return [Path(solver).stem.removeprefix("solver_") for solver in solvers]
 
-    def refused(self, *arguments: str, **environment: str) -> str:
-        """Run until it refuses, and return its one line; nothing has changed or was launched."""
-        before = self.contents()
-        self.forget_calls()
-        done = self.run(*arguments, **environment)
-        assert done.returncode == 2, done.stderr
-        assert done.stdout == ""
-        assert done.stderr.count("\n") == 1, done.stderr
-        assert self.contents() == before
-        assert self.calls("mpiexec.hydra") == []
-        return done.stderr
-
-
-def definitions(recipe: Recipe) -> str:
-    """Return the definitions of a recipe's run.sh and its library, without starting it."""
-    chain = resources.files("caffe_recipes.templates").joinpath("chain.sh")
-    values, start, _ = render_run_script(recipe).partition("\nhere=$(")
-    assert start
-    return f"{values}\n. {shlex.quote(str(chain))}\n"
+    def stops(self, code: int, **environment: str) -> str:
+        """Run to a failure with this exit code; return its one line, after those of what failed."""
+        done = self.run(**environment)
+        assert done.returncode == code, done.stderr
+        ours = [line for line in done.stderr.splitlines() if line.startswith(f"{self.recipe.name}: ")]
+        assert len(ours) == 1, done.stderr
+        return ours[0]
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
@@ -259,7 +247,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> StandInCluster:
 @pytest.fixture
 def finished_cluster(finished: StandInCluster, tmp_path: Path) -> StandInCluster:
     """The small cluster after a run of both phases and the evaluation, in a copy of its own."""
-    return finished.copy_to(tmp_path)
+    made = finished.copy_to(tmp_path)
+    made.forget_calls()
+    return made
 
 
 @pytest.fixture

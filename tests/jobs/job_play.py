@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.scripts import library, render_jobs
+from caffe_recipes.render.scripts import render_jobs
 
 # Records how it was called, and then runs what the test put into `hook.NAME`.
 STAND_IN = r"""#!/bin/bash
@@ -83,7 +83,7 @@ def make_play(folder: Path) -> Play:
         (folder / "bin" / tool).write_text(STAND_IN)
         (folder / "bin" / tool).chmod(0o755)
     jobs = folder / "jobs of mine"
-    for path, text in {**library(), **render_jobs(load_recipe("digits-local"))}.items():
+    for path, text in render_jobs(load_recipe("digits-local")).items():
         file = jobs / Path(path).relative_to("jobs")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

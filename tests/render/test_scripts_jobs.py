@@ -107,7 +107,7 @@ def test_phase_sbatch_requests_the_longest_time_and_submit_sh_that_of_each_phase
     recipe = RECIPES["stampede2-64n-72ep"]
     files = {path.rpartition("/")[2]: text for path, text in render_jobs(recipe).items()}
     assert files.keys() == {"chain.sbatch", "phase.sbatch", "submit.sh"}
-    steps = re.findall(r"^  submit (\w+) (\d+) (\S+)$", files["submit.sh"], re.MULTILINE)
+    steps = re.findall(r"^submit (\w+) (\d+) (\S+)$", files["submit.sh"], re.MULTILINE)
     assert [name for name, _, _ in steps] == [phase.name for phase in recipe.phases]
     assert all("00:10:00" < time < "03:00:00" for _, _, time in steps)
     assert directives(files["phase.sbatch"])["time"] == max(time for _, _, time in steps)
@@ -118,7 +118,7 @@ def test_phase_sbatch_requests_the_longest_time_and_submit_sh_that_of_each_phase
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_no_job_is_longer_than_a_page(recipe: Recipe) -> None:
     for path, text in render_jobs(recipe).items():
-        most = 40 if path.endswith(".sbatch") else 30 + len(recipe.phases)
+        most = 40 if path.endswith(".sbatch") else 60
         assert text.count("\n") <= most, path
 
 

@@ -13,7 +13,6 @@ from caffe_recipes.caffe.prototxt import digest, parse_prototxt
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.prototxts import build_net
-from caffe_recipes.render.scripts import library
 from caffe_recipes.render.tree import (
     find_differences,
     find_stale,
@@ -92,7 +91,7 @@ def test_rows_generated_one_by_one_agree_on_what_they_share(tmp_path: Path) -> N
         cr.generate(cr.load_recipe(f"paper-t8-4096-128n-{name}")) for name in ("decay5e-5", "collapse")
     )
     both = plain.keys() & collapsed.keys()
-    assert both == {"prototxt/paper-vlab-batch-32/train_val.prototxt", *library()}
+    assert both == {"prototxt/paper-vlab-batch-32/train_val.prototxt"}
     write_files(collapsed, tmp_path)
     assert not both & set(write_files(plain, tmp_path))
     # The net of the other one's collapse is in the folder, and not stale.
@@ -104,5 +103,5 @@ def test_a_row_for_another_caffe_shares_the_same_nets() -> None:
     recipe = cr.load_recipe("paper-t8-4096-128n-collapse")
     ours, theirs = cr.generate(recipe), cr.generate(translate_whole(recipe, "intel"))
     shared = ours.keys() & theirs.keys()
-    assert shared == {*library(), *(net_file(recipe, net) for net in recipe.nets)}
+    assert shared == {net_file(recipe, net) for net in recipe.nets}
     assert all(ours[path] == theirs[path] for path in shared)

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 import caffe_recipes as cr
-from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
-from caffe_recipes.render.scripts import library
 from caffe_recipes.render.tree import generate_all, net_file
 from tests.shipped import COMMITTED, OF_CAFFE
 
@@ -38,7 +36,6 @@ def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name
     scripts = {f"jobs/{name}/{file}" for file in ("run.sh", "chain.sbatch", "phase.sbatch", "submit.sh")}
     if recipe.tensorflow:
         scripts |= {f"jobs/{name}/tf_train.sbatch"} | set(render_horovod(recipe))
-    scripts |= set(library())
     assert set(cr.generate(recipe)) == solvers | nets | scripts
 
 
@@ -50,23 +47,10 @@ def test_every_file_names_its_generator_and_the_command_that_regenerates_it(name
         assert text.endswith("\n")
 
 
-def test_the_library_of_run_sh_is_byte_for_byte_what_run_sends_to_nodes() -> None:
-    sent = (ROOT / "caffe_recipes/cluster/sh/node.sh").read_bytes()
-    assert (ROOT / "jobs/lib/node.sh").read_bytes() == sent == program_text("node").encode()
-
-
-@pytest.mark.parametrize("path", library())
-def test_the_library_is_the_same_for_every_recipe_and_names_none(path: str) -> None:
-    text = (ROOT / path).read_text()
-    assert all(cr.generate(cr.load_recipe(name))[path] == text for name in OF_CAFFE)
-    assert is_shared(text)
-
-
 def test_a_user_s_recipe_is_regenerated_from_its_file(make_recipe: MakeRecipe) -> None:
     files = cr.generate(make_recipe(lambda raw: raw.update(name="mine")))
-    own = [text for path, text in files.items() if path not in library()]
-    assert own
-    assert all("`caffe-recipes generate mine.yaml`" in text for text in own)
+    assert files
+    assert all("`caffe-recipes generate mine.yaml`" in text for text in files.values())
 
 
 @pytest.mark.parametrize("name", COMMITTED)

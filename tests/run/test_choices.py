@@ -94,7 +94,7 @@ def test_the_files_of_a_recipe_that_leaves_the_device_open_train_on_any_machine(
     place.edit(", omp_num_threads: 1", "")
     files = generate(load_recipe(place.recipe))
     assert "solver_mode: CPU # `caffe-recipes run` uses" in files["prototxt/small/solver_init.prototxt"]
-    threads = "readonly THREADS=(OMP_NUM_THREADS=$(($(nproc) / 2 ? $(nproc) / 2 : 1)))"
+    threads = "export OMP_NUM_THREADS=$(($(nproc) / 2 ? $(nproc) / 2 : 1))\n"
     assert threads in files["jobs/small/run.sh"]
     assert "--ntasks-per-node=2 --exclusive\n" in files["jobs/small/chain.sbatch"]
 

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a lock as run.sh does."""
+def held(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold a lock as run.sh does, or with LOCK_SH as the trainer of a run does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, how)
         yield
 
 
@@ -53,7 +53,7 @@ def wait_for_log(place: Place, text: str) -> None:
 def start_script(place: Place) -> subprocess.Popen[str]:
     for path, text in generate(load_recipe(place.recipe)).items():
         (place.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (place.root / path).write_text(text, "utf-8")
+        (place.root / path).write_text(text.replace("flock -w 5 9", "flock -n 9"), "utf-8")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.Popen(
         ["bash", "jobs/small/run.sh"],
@@ -73,13 +73,15 @@ def call_script(place: Place) -> subprocess.CompletedProcess[str]:
 
 
 def test_while_run_sh_is_active_no_run_starts_and_nothing_changes(place: Place) -> None:
-    with held(place.root / "logs/small/script.lock"):
+    with held(place.root / "logs/small/lock"):
         before = place.tree()
-        with pytest.raises(
-            InputError, match=r"script\.lock: another run\.sh or caffe-recipes run is running"
-        ):
+        what = (
+            r"logs/small/lock: run\.sh, or the mpiexec of a killed one, is running; wait for it, or stop it"
+        )
+        with pytest.raises(InputError, match=what):
             place.run()
         assert place.tree() == before
+        assert "trainer" not in place.output.getvalue()
     assert place.run().outputs
 
 
@@ -89,12 +91,12 @@ def test_nobody_else_can_open_a_lock_to_hold_it(tmp_path: Path) -> None:
     lock.acquire_trainer()
     assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
         "lock": 0o600,
-        "script.lock": 0o600,
+        "run.lock": 0o600,
     }
     lock.close()
 
 
-@pytest.mark.parametrize("name", ["lock", "script.lock"])
+@pytest.mark.parametrize("name", ["lock", "run.lock"])
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "logs/small"
     folder.mkdir(parents=True)
@@ -103,25 +105,23 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, name: str) -> Non
     (folder / name).symlink_to(tmp_path / "theirs")
     lock = RecipeLock(tmp_path, "small")
     with pytest.raises(InputError, match=rf"{name}: cannot be opened: .*; it belongs to user {os.getuid()}"):
-        lock.acquire() if name == "script.lock" else lock.acquire_trainer()
+        lock.acquire() if name == "run.lock" else lock.acquire_trainer()
     assert (tmp_path / "theirs").stat().st_mode & 0o777 == 0o644
     lock.close()
-
-
-def test_while_run_sh_is_active_run_tries_nothing(place: Place) -> None:
-    with held(place.root / "logs/small/script.lock"), pytest.raises(InputError):
-        place.run()
-    assert "trainer" not in place.output.getvalue()
 
 
 def test_looking_up_the_holder_of_a_lock_takes_and_creates_nothing(tmp_path: Path) -> None:
     path, lock = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
     assert not lock.is_trainer_active()
     assert not path.exists()
-    with held(path):
+    with held(path, fcntl.LOCK_SH):
         assert lock.is_trainer_active()
         assert not lock.is_run_active()
         lock.check()
+    with held(path):
+        assert lock.is_run_active()
+        with pytest.raises(InputError, match=r"lock: run\.sh, or the mpiexec of a killed one, is running"):
+            lock.check()
     assert not lock.is_trainer_active()
     assert is_free(path)
 
@@ -131,15 +131,15 @@ def test_a_lock_that_may_not_be_opened_is_found_held_in_the_list_of_the_kernel(
 ) -> None:
     """As another user finds it, who may not open a lock of mode 600."""
     path, lock = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
-    with held(path):
 
-        def refuse(*_: object) -> int:
-            raise PermissionError
+    def refuse(*_: object) -> int:
+        raise PermissionError
 
-        with monkeypatch.context() as patch:
+    for how, is_run in ((fcntl.LOCK_SH, False), (fcntl.LOCK_EX, True)):
+        with held(path, how), monkeypatch.context() as patch:
             patch.setattr("caffe_recipes.run.lock.os.open", refuse)
             assert lock.is_trainer_active()
-            assert not lock.is_run_active()
+            assert lock.is_run_active() == is_run
     assert not lock.is_trainer_active()
 
 
@@ -149,27 +149,24 @@ def test_while_a_run_is_active_run_sh_does_not_start(place: Place) -> None:
     wait_for_log(place, "Iteration 4, lr")
     done = call_script(place)
     assert done.returncode == 2
-    assert "script.lock: another run.sh or caffe-recipes run is running" in done.stderr
+    assert "logs/small/lock: held by a run.sh, its mpiexec, or caffe-recipes run; wait" in done.stderr
     (place.root / "release").touch()
     first.communicate(timeout=600)
     assert first.returncode == 0
     assert place.trained() == ["init", "cyc1", "last"]
 
 
-def test_run_sh_waits_for_the_trainer_of_a_killed_run(place: Place) -> None:
+def test_run_sh_does_not_train_beside_the_trainer_of_a_killed_run(place: Place) -> None:
     place.behave(init="waits")
     first = place.start()
     wait_for_log(place, "Iteration 4, lr")
     first.kill()
     first.communicate()
-    assert not is_free(place.root / "logs/small/lock")
-    waiting = "the mpiexec of a killed run is still running; waiting until it ends"
-    with start_script(place) as script:
-        assert script.stderr is not None
-        assert any(waiting in line for line in script.stderr)
-        (place.root / "release").touch()
-        script.communicate(timeout=600)
-    assert place.trained()[:2] == ["init", "init"]
+    assert call_script(place).returncode == 2
+    (place.root / "release").touch()
+    with (place.root / "logs/small/lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    assert place.trained() == ["init"]
 
 
 def test_the_trainer_of_a_killed_run_sh_is_waited_for_a_moment_and_then_named(tmp_path: Path) -> None:

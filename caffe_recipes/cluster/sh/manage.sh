@@ -1,4 +1,4 @@
-# The verbs of node.sh that only `run` and `stage` use, not run.sh. This is sent before node.sh, and uses its functions.
+# The verbs of node.sh that write. This is sent before node.sh, and uses its functions.
 # shellcheck shell=sh disable=SC2034,SC2154 # the variables are those of node.sh
 
 manage() {

@@ -436,5 +436,5 @@ def _save_cached(kind: Kind, path: str | Path, values: Mapping[str, object], cac
 
 
 def _cached_file(kind: Kind, path: str | Path, cache: Path) -> Path:
-    """Return the file for what is cached for a path, which node.sh reads, too. Raises OSError."""
+    """Return the file for what is cached for a path. Raises OSError."""
     return private_cache(cache) / kind / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"

@@ -20,9 +20,8 @@ Python:
 **The stamp** beside a staged file proves that the file is ours and complete. It is one line, `caffe-recipes-1
 MADE DIGEST BYTES MTIME INODE`: the format number, the number of folders that staging made, and the state of
 the file when it was verified. A file that still has this size, mtime and inode, in a folder where nobody else
-can write, is not hashed again. During a copy, the last four words are `-`; only the digest is `-` if run.sh
-copied a source whose digest was unknown. `node.sh` reads and writes the same line. A stamp of another format
-counts as absent.
+can write, is not hashed again. During a copy, the last four words are `-`. `node.sh` reads and
+writes the same line. A stamp of another format counts as absent.
 """
 
 from __future__ import annotations

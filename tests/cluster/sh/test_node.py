@@ -16,8 +16,8 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.remote import NodeRefusal, ask_node, program_text
-from caffe_recipes.cluster.staging.file_sets import find_source, hash_source, survey_hosts
+from caffe_recipes.cluster.remote import NodeRefusal, full_program_text
+from caffe_recipes.cluster.staging.file_sets import survey_hosts
 from caffe_recipes.cluster.staging.relay import (
     BLOCK_BYTES,
     STAMP,
@@ -36,7 +36,6 @@ from tests.cluster.staging.conftest import (
     pull_part,
     reserve_part,
 )
-from tests.test_files import give_access
 
 PART = ".data.mdb.part-1"
 HOST = LocalHost("here")
@@ -292,9 +291,8 @@ def test_in_any_shell_the_whole_of_a_staging_is_the_same(
     source.write_bytes(bytes(range(256)) * 100)
     digest = digest_of(source)
     assert probe_node(host, str(lmdb), str(source), 25_600).sees_source
-    for _ in range(2):  # the second finds it there
-        assert ask_node(host, "stage", str(lmdb), str(source), "25600", digest) == ["staged"]
-        assert probe_node(host, str(lmdb), str(source), 25_600).digest == digest
+    pull_part(host, str(lmdb), PART, str(source), 25_600, room_bytes=25_600, digest=digest)
+    assert probe_node(host, str(lmdb), str(source), 25_600).digest == digest
     assert clean_node(host, str(lmdb)) == ("cleaned", "25600")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
@@ -364,8 +362,7 @@ def test_what_is_read_must_exist_where_anybody_could_create_it(tmp_path: Path, s
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play other users")
-@pytest.mark.parametrize("verb", ["probe", "stage", "manifest"])
-def test_a_source_that_its_owner_makes_unreadable_during_the_check_is_refused(verb: str) -> None:
+def test_a_source_that_its_owner_makes_unreadable_during_the_check_is_refused() -> None:
     with tempfile.TemporaryDirectory() as name:
         shared = Path(name)
         shared.chmod(0o1777)
@@ -373,10 +370,9 @@ def test_a_source_that_its_owner_makes_unreadable_during_the_check_is_refused(ve
         source.write_bytes(b"records")
         os.chown(source, 65534, 65534)
         source.chmod(0)
-        words = {"probe": [f"{name}/lmdb", str(source), "7"], "manifest": [str(source)]}
-        words["stage"] = [*words["probe"], "-"]
+        words = ["survey", f"{name}/lmdb", ".", name, "data.mdb 7"]
         user = ["setpriv", "--reuid=4242", "--regid=4242", "--clear-groups"]
-        argv = [*user, "sh", "-c", program_text("node"), "node.sh", verb, *words[verb]]
+        argv = [*user, "sh", "-c", full_program_text("node"), "node.sh", "token", *words]
         answer = subprocess.run(argv, cwd=name, capture_output=True, text=True, check=True).stdout
     assert "refused" in answer
     assert "belongs to user nobody (65534), who can change its contents" in answer
@@ -406,95 +402,6 @@ def test_a_group_may_write_in_a_folder_of_its_own_and_not_where_everybody_has_fi
         answers = f'getent() {{ echo "me:x:$2:{members}"; }}; {alone}'
         found = "yes" in call(shell, answers, str(lmdb), cwd=tmp_path)
         assert found == (private and not is_shared), members
-
-
-def test_a_second_staging_waits_for_the_first_and_uses_its_copy(lmdb: Path, tmp_path: Path) -> None:
-    (tmp_path / "source").write_bytes(b"records")
-    argv = [
-        "sh",
-        "-c",
-        program_text("node"),
-        "caffe-recipes",
-        "stage",
-        str(lmdb),
-        str(tmp_path / "source"),
-        "7",
-        "-",
-    ]
-    several = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(8)]
-    assert [process.communicate()[0] for process in several] == ["\ncaffe-recipes: staged\n"] * 8
-    assert (lmdb / "data.mdb").read_bytes() == b"records"
-    assert not list(lmdb.glob(".data.mdb.part-*"))
-
-
-@pytest.mark.parametrize("size", ["made[$(touch hacked)0]", "", "7x", "-1", "7 7"])
-def test_no_shell_calculates_with_a_size_that_is_not_a_number(
-    size: str, lmdb: Path, tmp_path: Path, shell: list[str]
-) -> None:
-    (tmp_path / "source").write_bytes(b"records")
-    argv = [*shell, "-c", program_text("node"), "caffe-recipes", "stage", str(lmdb), str(tmp_path / "source")]
-    done = subprocess.run([*argv, size, "-"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == (
-        f"\ncaffe-recipes: refused {size} is not a number of bytes\n",
-        "",
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-@pytest.mark.parametrize("planted", ["a link", "an open folder", "a file"])
-def test_a_lock_that_others_could_hold_is_refused(lmdb: Path, tmp_path: Path, planted: str) -> None:
-    (tmp_path / "source").write_bytes(b"records")
-    locks = lmdb / ".caffe-recipes-lock"
-    lmdb.mkdir(parents=True)
-    if planted == "a link":
-        (tmp_path / "theirs").mkdir()
-        locks.symlink_to(tmp_path / "theirs")
-    elif planted == "a file":
-        locks.touch()
-    else:
-        locks.mkdir()
-        locks.chmod(0o755)
-    with pytest.raises(NodeRefusal, match="is not a private folder of ours; it belongs to user"):
-        ask_node(HOST, "stage", str(lmdb), str(tmp_path / "source"), "7", "-")
-    assert [path.name for path in lmdb.iterdir()] == [locks.name]
-    assert not (tmp_path / "theirs/lock").exists()
-
-
-def test_the_digest_of_a_source_is_the_one_that_was_kept_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, cache = tmp_path / "a 'source" / "data.mdb", tmp_path / "cache"
-    data.parent.mkdir()
-    data.write_bytes(b"records")
-    os.utime(data, ns=(1, 1_700_000_000_123_456_789))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
-    kept = hash_source(find_source(data.parent), cache / "caffe-recipes")
-    assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept]
-    (cache / "caffe-recipes").chmod(0o777)  # anybody could have written it
-    assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
-    (cache / "caffe-recipes").chmod(0o700)
-    os.utime(data, ns=(1, 1))
-    assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to a group that it is not in")
-def test_a_digest_that_a_group_could_have_planted_is_not_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, cache = tmp_path / "data.mdb", tmp_path / "cache"
-    data.write_bytes(b"records")
-    os.utime(data, ns=(1, 1_700_000_000_123_456_789))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    kept = hash_source(find_source(tmp_path), cache / "caffe-recipes")
-    (cache / "caffe-recipes").chmod(0o770)
-    assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept]  # root's group is root's alone
-    os.chown(cache / "caffe-recipes", 0, 65534)
-    assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
-    os.chown(cache / "caffe-recipes", 0, 0)
-    assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept]
-    give_access(cache / "caffe-recipes", 65534)
-    assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
@@ -550,17 +457,4 @@ def test_a_node_takes_nothing_from_a_source_that_another_user_could_have_put_the
     assert probe_node(HOST, str(lmdb), str(source), 7).reason == message
     with pytest.raises(NodeRefusal, match=re.escape(message)):
         take(lmdb, source, digest)
-    for verb, words in (("probe", [str(source), "-", ""]), ("stage", [str(source), "7", digest])):
-        with pytest.raises(NodeRefusal, match=re.escape(message)):
-            ask_node(HOST, verb, str(lmdb), *words)
-    which = "" if what == "data.mdb" else "(is under|is used with) .*, which "
-    with pytest.raises(NodeRefusal, match=f"data.mdb: {which}belongs to user nobody"):
-        ask_node(HOST, "manifest", str(source))
     assert not lmdb.exists()
-
-
-def test_an_unreadable_source_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "caffe-recipes").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for source in ("", str(tmp_path / "gone" / "data.mdb")):
-        assert ask_node(HOST, "manifest", source) == ["manifest", "-"]

@@ -142,7 +142,9 @@ def test_the_model_of_our_own_script_is_judged(tmp_path: Path) -> None:
     rules = ("test-weights-unknown", "test-weights-not-final", "test-without-weights")
     assert not {*ids(lint([folder], LintOptions(script=script)))} & {*rules}
     text = script.read_text()
-    script.write_text(text.replace("1 digits_collapse_iter_112", "1 digits_collapse_iter_113"))
+    script.write_text(
+        text.replace("--weights=digits_collapse_iter_112", "--weights=digits_collapse_iter_113")
+    )
     (found,) = [one for one in lint([folder], LintOptions(script=script)) if one.id in rules]
-    line = text[: text.index("  evaluate ")].count("\n") + 1
+    line = text[: text.index("--weights=digits_collapse_iter_112")].count("\n") + 1
     assert (found.id, found.where) == ("test-weights-unknown", f"{script}:{line}")
