@@ -181,6 +181,10 @@ class Slurm:
         """Have a job's time limit end within seconds; slurmctld sees that within half a minute."""
         self.cluster.run("head", ["scontrol", "update", f"JobId={job_id}", f"EndTime=now+{in_s}"])
 
+    def begin(self, job_id: int, when: str) -> None:
+        """Have a pending job begin at a time, as in `now+1hour`."""
+        self.cluster.run("head", ["scontrol", "update", f"JobId={job_id}", f"StartTime={when}"])
+
     def clear(self) -> None:
         """Cancel all jobs, and wait until nothing of them is left on the nodes."""
         ids = [str(job.job_id) for job in self.jobs() if not job.state.is_over]

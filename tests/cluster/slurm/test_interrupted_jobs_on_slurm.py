@@ -30,8 +30,10 @@ def test_a_job_at_its_time_limit_keeps_a_snapshot_is_requeued_and_resumes_the_ph
     chain.behave()
     chain.release()
     chain.slurm.wait_for(job_id, State.PENDING)
+    chain.slurm.begin(job_id, "now+1hour")  # not while a busy machine still starts `status`
     chain.wait_until(lambda: chain.slurm.job(job_id).reason == "BeginTime")
     output = chain.call("status", "recipe.yaml")
+    chain.slurm.begin(job_id, "now")
     assert re.search(r"^ *state +waiting$", output, re.MULTILINE)
     assert (
         f"{job_id} waits to start again (requeued once so far): its begin time has not been reached" in output

@@ -106,14 +106,15 @@ class Records:
         words = [sys.executable, "-c", LOAD, str(ROOT / "tensorflow_programs"), FOLDER, str(group)]
         return self.cluster.run(node, words).stdout
 
-    def half_way(self, node: str) -> None:
+    def half_way(self, started: subprocess.Popen[str], node: str) -> None:
         """Wait until the first file is on a node, and the second is on its way."""
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
+        until = time.monotonic() + 200
+        while started.poll() is None and time.monotonic() < until:
             if self.on(node, f"ls {FOLDER} 2>/dev/null || :").split():
                 return
             time.sleep(0.05)
-        raise AssertionError(f"nothing arrives on {node}")
+        started.terminate()
+        raise AssertionError(f"nothing arrives on {node}: {started.communicate()[0]}")
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ def test_whole_copies_go_to_all_hosts_and_fill_what_is_missing(records: Records)
 def test_a_killed_staging_is_resumed_with_the_files_that_are_missing(records: Records) -> None:
     records.cluster.rate("4mbit")
     started = records.start("--how", "ssh")
-    records.half_way("node1")
+    records.half_way(started, "node1")
     records.cluster.run("head", ["kill", "-s", "KILL", (records.folder / "pid").read_text().strip()])
     started.communicate()
     assert records.cluster.leftovers(within_s=90) == {}
@@ -196,7 +197,7 @@ def test_a_host_that_crashes_on_the_way_is_named_and_the_rest_are_staged(
     records = Records(cluster, cluster.shared)
     cluster.rate("4mbit")
     started = records.start("--how", "ssh")
-    records.half_way("node2")
+    records.half_way(started, "node2")
     cluster.crash("node2")
     cluster.rate(None)
     output, _ = started.communicate(timeout=180)

@@ -74,16 +74,17 @@ class Staging:
     def on(self, node: str, script: str) -> str:
         return self.cluster.run(node, ["sh", "-c", script]).stdout
 
-    def half_way(self, node: str) -> None:
-        """Wait until a part of some size is on a node."""
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            script = f"stat -c %s '{LMDB}'/.data.mdb.part-* 2>/dev/null || true"
+    def half_way(self, started: subprocess.Popen[str], node: str) -> None:
+        """Wait until a part of some size is on a node; a busy machine may need a minute to start ranks."""
+        script = f"stat -c %s '{LMDB}'/.data.mdb.part-* 2>/dev/null || true"
+        until = time.monotonic() + 200
+        while started.poll() is None and time.monotonic() < until:
             sizes = [int(size) for size in self.on(node, script).split()]
             if max(sizes, default=0) > len(self.content) // 4:
                 return
             time.sleep(0.05)
-        raise AssertionError(f"nothing arrives on {node}")
+        started.terminate()
+        raise AssertionError(f"nothing arrives on {node}: {started.communicate()[0]}")
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_a_disk_that_fills_on_the_way_is_named_and_the_rest_are_staged(
     staging = Staging(cluster, cluster.shared)
     cluster.rate("20mbit")  # so that half_way sees it on a busy machine, too
     started = staging.start("--how", how)
-    staging.half_way("node2")
+    staging.half_way(started, "node2")
     staging.on("node2", f"fallocate -l {22 * MB} /tmp/full")
     output, _ = started.communicate(timeout=120)
     assert started.returncode == 3
@@ -218,7 +219,7 @@ def test_paths_occupied_by_another_user_are_refused_and_not_touched(
 def test_a_half_copy_that_a_killed_staging_left_is_never_an_lmdb_and_is_replaced(staging: Staging) -> None:
     staging.cluster.rate("40mbit")
     started = staging.start("--how", "chain")
-    staging.half_way("node4")
+    staging.half_way(started, "node4")
     staging.kill("KILL")
     started.communicate()
     for node in staging.cluster.nodes:
@@ -233,7 +234,7 @@ def test_a_half_copy_that_a_killed_staging_left_is_never_an_lmdb_and_is_replaced
 def test_an_interrupt_leaves_no_partial_copy_and_no_process(staging: Staging) -> None:
     staging.cluster.rate("40mbit")
     started = staging.start("--how", "chain")
-    staging.half_way("node4")
+    staging.half_way(started, "node4")
     staging.kill("INT")
     started.communicate(timeout=60)
     assert started.returncode == 130
@@ -251,7 +252,7 @@ def test_a_host_that_crashes_on_the_way_is_named_and_the_chain_continues_without
     staging = Staging(cluster, cluster.shared, 60 * MB)
     cluster.rate("100mbit")
     started = staging.start("--how", "chain")
-    staging.half_way("node4")
+    staging.half_way(started, "node4")
     cluster.crash(victim)
     output, _ = started.communicate(timeout=120)
     assert started.returncode == 3, output
@@ -276,7 +277,7 @@ def test_a_host_that_crashes_while_it_is_sent_to_is_named_and_the_rest_are_stage
         cluster.replace("node3", "/usr/bin/cp", stalls)
     cluster.rate("40mbit")
     started = staging.start("--how", how)
-    staging.half_way("node3")
+    staging.half_way(started, "node3")
     cluster.crash("node3")
     output, _ = started.communicate(timeout=120)
     assert started.returncode == 3, output
@@ -291,7 +292,7 @@ def test_a_host_that_falls_silent_is_named_within_two_minutes_and_the_rest_are_s
     staging = Staging(cluster, cluster.shared, 60 * MB)
     cluster.rate("100mbit")
     started = staging.start("--how", "chain")
-    staging.half_way("node4")
+    staging.half_way(started, "node4")
     cluster.cut("node3")
     output, _ = started.communicate(timeout=180)
     assert started.returncode == 3, output
