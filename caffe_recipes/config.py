@@ -411,4 +411,4 @@ Frozen = Annotated[Mapping[K, V], AfterValidator(FrozenMapping), WrapSerializer(
 class Value(BaseModel):
     """Base class of all models that are read from YAML: frozen, strict, without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
