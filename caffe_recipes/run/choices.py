@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from caffe_recipes.cluster.launcher import thread_environment
+from caffe_recipes.cluster.launchers.launcher import thread_environment
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Setting

@@ -21,7 +21,6 @@ from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hostfile import fold_hosts
 from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, first_error, try_each
-from caffe_recipes.cluster.launcher import step_environment
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, names_host
 from caffe_recipes.cluster.remote import own_file_stamp
 from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
@@ -33,7 +32,7 @@ from caffe_recipes.run.launch import Followed, end_everywhere, follow
 from caffe_recipes.run.prepare import check_hosts_read, ensure_files, ensure_weights
 from caffe_recipes.run.process import TrainerProcess, make_room
 from caffe_recipes.run.signals import Interrupted
-from caffe_recipes.run.slurm_job import asks_slurm, end_given_up, started_before, wait_for_slurm
+from caffe_recipes.run.slurm_job import end_given_up, started_before, wait_for_slurm
 from caffe_recipes.run.snapshots import (
     BadSnapshot,
     HostAway,
@@ -225,7 +224,8 @@ def train(run: Run, training: Training) -> None:
     for name in run.setting.trainer.set_aside(run.setting.root, training, checkpoint):
         run.notify(f"moved {name} away, since the run does not resume from it", training.phase)
     check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
-    by_slurm = bool(state.job) and asks_slurm(run.setting.profile.launcher.program, run.setting.environment)
+    launcher = run.setting.profile.rank_launcher
+    by_slurm = bool(state.job) and launcher.asks_slurm(run.setting.environment)
     if by_slurm:
         wait_for_slurm(state.job, say=run.notify)
     launch = _plan_launch(run, training, state, checkpoint, weights)
@@ -243,7 +243,7 @@ def train(run: Run, training: Training) -> None:
     argv = run.setting.training_argv(launch.arguments, f"{run.folder}/hostfile", launch.id)
     environment = {**run.setting.environment, LAUNCH_VARIABLE: launch.id}
     if by_slurm:
-        environment |= step_environment(launch.id, {**os.environ, **run.setting.environment})
+        environment |= launcher.step_environment(launch.id, {**os.environ, **run.setting.environment})
     _follow_to_end(
         run, training, launch, lambda: run.setting.start(argv, run.setting.root, environment, log, inherited)
     )

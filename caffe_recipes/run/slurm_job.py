@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.launcher import HYDRA
 from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.cluster.slurm_queries import (
     NoCommand,
@@ -180,15 +179,6 @@ def list_kept(root: Path, recipe: AnyRecipe) -> frozenset[tuple[str, int]]:
                 with suppress(FileNotFoundError):  # an old checkpoint that has just been deleted
                     kept.add((str(path), path.stat().st_mtime_ns))
     return frozenset(kept)
-
-
-def asks_slurm(program: str, environment: Mapping[str, str]) -> bool:
-    """Return whether, inside a Slurm job, a launcher with this environment lets Slurm start the ranks.
-
-    There, hydra starts its proxies with srun unless it is told to use ssh, as HYDRA_LAUNCHER_EXTRA_ARGS
-    shows.
-    """
-    return program != HYDRA or "HYDRA_LAUNCHER_EXTRA_ARGS" not in environment
 
 
 def is_ready(number: int) -> bool:

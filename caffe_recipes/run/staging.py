@@ -15,8 +15,8 @@ from typing import Literal
 from caffe_recipes.cluster import remote
 from caffe_recipes.cluster.commands import COMMAND_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, LocalHost, ask_all, first_error, opened
-from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
-from caffe_recipes.cluster.profiles import Launcher, Profile
+from caffe_recipes.cluster.launchers.launcher import RankLaunch
+from caffe_recipes.cluster.profiles import LauncherDefaults, Profile
 from caffe_recipes.cluster.staging import How
 from caffe_recipes.cluster.staging.file_sets import FileSet
 from caffe_recipes.cluster.staging.plan import CopyRates
@@ -32,7 +32,6 @@ from caffe_recipes.run.context import (
     StageOptions,
     drop_refused_options,
     find_hosts,
-    find_launcher,
     find_profile,
     name_hosts,
     search_path,
@@ -131,18 +130,17 @@ def find_chain_env(profile: Profile) -> ChainEnv | None:
         return None
     path = search_path(ours_first=True)  # mpi4py and the launcher must be of the same MPI, ours if installed
     modules = profile.modules
-    program: str = profile.launcher.program
-    if program == "ibrun":  # it starts as many ranks per host as the job asked for, where one is needed
-        launcher = Launcher(environment=profile.launcher.environment)
-        profile, program = profile.model_copy(update={"launcher": launcher}), HYDRA
+    if not profile.rank_launcher.chooses_hosts:  # nor the ranks per host, of which one is needed
+        defaults = LauncherDefaults(environment=profile.launcher.environment)
+        profile = profile.model_copy(update={"launcher": defaults})
     try:
-        find_launcher(path, program, modules)
+        profile.rank_launcher.find(path, modules)
     except ClusterError:
         return None
     known, _ = drop_refused_options(profile, path)
 
     launch = RankLaunch(
-        program=program,
+        profile.rank_launcher,
         options=known.launcher.options,
         environment=profile.launcher.environment,
         modules=modules,

@@ -110,7 +110,7 @@ class TensorFlow(Trainer):
     recipe: TensorFlowRecipe
     title: ClassVar[str] = "TensorFlow"
     always_checkpoints: ClassVar[bool] = True
-    binding: ClassVar[tuple[str, ...]] = ("-bind-to socket",)
+    pins_threads: ClassVar[bool] = False
     failure_hint: ClassVar[str] = "name the Python that has TensorFlow and Horovod as `python` in the profile"
     model_suffix: ClassVar[str] = _STATE
     file_kind: ClassVar[str] = "program"

@@ -154,8 +154,8 @@ class Trainer(Protocol):
     "prototxt", and its `initialization` of a phase that starts from no weights; they end with `failure_hint`
     if the program does not work. `model_suffix` is that of model files, such as ".caffemodel". `checks` are
     the preflight checks that it needs besides those of every run. A program that `always_checkpoints` writes
-    checkpoints even if the user asks for none. `binding` are the options with which hydra binds several ranks
-    on a node, if they do not pin their threads themselves.
+    checkpoints even if the user asks for none. If it `pins_threads` of its ranks, the launcher does not
+    bind them to sockets.
 
     A method with a body here is the default; a program overrides it where it differs.
     """
@@ -167,7 +167,7 @@ class Trainer(Protocol):
     model_suffix: ClassVar[str]
     checks: ClassVar[tuple[str, ...]]
     always_checkpoints: ClassVar[bool]
-    binding: ClassVar[tuple[str, ...]] = ()
+    pins_threads: ClassVar[bool] = True
 
     @property
     def is_ours(self) -> bool:

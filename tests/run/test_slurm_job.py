@@ -21,7 +21,6 @@ from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.slurm_job import (
     JobStart,
     TimeOver,
-    asks_slurm,
     check_over,
     describe_steps,
     end_given_up,
@@ -279,21 +278,6 @@ def test_on_a_node_without_slurm_commands_slurm_is_not_waited_for() -> None:
         raise AssertionError("nothing is waited for")
 
     wait_for_slurm("12", nobody, pytest.fail, pause)
-
-
-@pytest.mark.parametrize(
-    ("program", "environment", "asks"),
-    [
-        ("srun", {}, True),
-        ("ibrun", {}, True),
-        ("mpiexec.hydra", {}, True),
-        ("mpiexec.hydra", {"HYDRA_LAUNCHER_EXTRA_ARGS": "-oBatchMode=yes"}, False),
-    ],
-)
-def test_hydra_needs_no_slurm_where_it_starts_its_proxies_by_ssh(
-    program: str, environment: dict[str, str], asks: bool
-) -> None:
-    assert asks_slurm(program, environment) is asks
 
 
 OLD = Step("12.3", ("c1", "c2"), "0123456789abcdef/cyc1-1")

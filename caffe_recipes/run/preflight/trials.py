@@ -16,7 +16,7 @@ from caffe_recipes.caffe.logs import split_rank
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, ask_all
-from caffe_recipes.cluster.launcher import render_exports
+from caffe_recipes.cluster.launchers.launcher import render_exports
 from caffe_recipes.cluster.remote import call, check_trust, unreadable
 from caffe_recipes.errors import ClusterError, CommandTimedOut
 from caffe_recipes.run.context import Setting
@@ -29,7 +29,7 @@ from caffe_recipes.run.preflight.findings import (
     fold_names,
 )
 from caffe_recipes.run.preflight.nodes import ASK_S, NodeView
-from caffe_recipes.run.slurm_job import asks_slurm, this_job, wait_for_slurm
+from caffe_recipes.run.slurm_job import this_job, wait_for_slurm
 from caffe_recipes.run.trainer import Attempt, Trial
 from caffe_recipes.wording import describe_count
 
@@ -102,7 +102,7 @@ def _waiting_for_slurm(
     setting: Setting, commands: Commands, say: Callable[[str], None]
 ) -> Callable[[], bool]:
     job = this_job(os.environ).job
-    by_slurm = bool(job) and asks_slurm(setting.profile.launcher.program, setting.environment)
+    by_slurm = bool(job) and setting.profile.rank_launcher.asks_slurm(setting.environment)
 
     def wait() -> bool:
         if by_slurm:
