@@ -19,18 +19,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hostfile import (
-    find_hosts_outside_job,
-    fold_hosts,
-    load_hostfile,
-    slurm_hosts,
-    take_hosts,
-)
+from caffe_recipes.cluster.hostfile import find_hosts_outside_job, fold_hosts, load_hostfile, take_hosts
 from caffe_recipes.cluster.hosts import LocalHost, open_all
 from caffe_recipes.cluster.launchers.hydra import FABRIC_OPTIONS
 from caffe_recipes.cluster.launchers.launcher import RankLaunch, with_modules
 from caffe_recipes.cluster.profiles import LauncherDefaults, Profile, find_caffe_root, load_profile
 from caffe_recipes.cluster.remote import NodeRefusal, check_trust
+from caffe_recipes.cluster.slurm.this_job import slurm_hosts
 from caffe_recipes.cluster.staging import How
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.limits import STOP_GRACE_S

@@ -20,6 +20,7 @@ from caffe_recipes.caffe.logs import SATURATED_LOSS, LogFile, split_rank
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.ranks import PulseMonitor, end_ranks, request_snapshot
+from caffe_recipes.cluster.slurm.steps import describe_steps
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.files import release, reserve
 from caffe_recipes.run.context import LaunchFailed, Run
@@ -27,7 +28,6 @@ from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.prepare import check_hosts_read, ensure_weights
 from caffe_recipes.run.process import AHEAD_BYTES, TrainerProcess
-from caffe_recipes.run.slurm_job import describe_steps
 from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (

@@ -23,6 +23,8 @@ from caffe_recipes.cluster.hostfile import fold_hosts
 from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, first_error, try_each
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, names_host
 from caffe_recipes.cluster.remote import own_file_stamp
+from caffe_recipes.cluster.slurm.steps import end_given_up
+from caffe_recipes.cluster.slurm.waiting import wait_for_slurm
 from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
@@ -32,7 +34,7 @@ from caffe_recipes.run.launch import Followed, end_everywhere, follow
 from caffe_recipes.run.prepare import check_hosts_read, ensure_files, ensure_weights
 from caffe_recipes.run.process import TrainerProcess, make_room
 from caffe_recipes.run.signals import Interrupted
-from caffe_recipes.run.slurm_job import end_given_up, started_before, wait_for_slurm
+from caffe_recipes.run.slurm_job import started_before
 from caffe_recipes.run.snapshots import (
     BadSnapshot,
     HostAway,

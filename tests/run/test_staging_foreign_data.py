@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal
+from caffe_recipes.cluster.slurm.this_job import SLURM_VARIABLES
 from caffe_recipes.cluster.staging.file_sets import FileSet, SetFile, stat_source
 from caffe_recipes.cluster.staging.stage import StagedHost
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, RunFailed

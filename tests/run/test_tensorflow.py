@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.profiles import load_profile
+from caffe_recipes.cluster.slurm.this_job import SLURM_VARIABLES
 from caffe_recipes.errors import ClusterError, InputError, RecipeError, WeightsError
 from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
 from caffe_recipes.run.context import RunOptions, find_setting

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import ClusterError, HostFailed
 
 # Arguments: PATH, number of modules, modules, command. What modules add to PATH comes first. The profile's
@@ -123,6 +122,8 @@ class Launcher:
         if not modules:
             found = shutil.which(self.program, path=path)
         else:
+            from caffe_recipes.cluster.hosts import LocalHost  # scripts are generated without any host
+
             argv = with_modules(["bash", "-c", 'command -v "$0"', self.program], modules, path)
             done = LocalHost().run(argv)
             found = done.stdout.rstrip("\n").rpartition("\n")[2] if done.returncode == 0 else None

@@ -18,6 +18,8 @@ from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, ask_all
 from caffe_recipes.cluster.launchers.launcher import render_exports
 from caffe_recipes.cluster.remote import call, check_trust, unreadable
+from caffe_recipes.cluster.slurm.this_job import this_job
+from caffe_recipes.cluster.slurm.waiting import wait_for_slurm
 from caffe_recipes.errors import ClusterError, CommandTimedOut
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.preflight.findings import (
@@ -29,7 +31,6 @@ from caffe_recipes.run.preflight.findings import (
     fold_names,
 )
 from caffe_recipes.run.preflight.nodes import ASK_S, NodeView
-from caffe_recipes.run.slurm_job import this_job, wait_for_slurm
 from caffe_recipes.run.trainer import Attempt, Trial
 from caffe_recipes.wording import describe_count
 

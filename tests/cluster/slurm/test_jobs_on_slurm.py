@@ -14,19 +14,13 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.cluster import slurm_sbatch
 from caffe_recipes.cluster.launchers import LAUNCHERS
 from caffe_recipes.cluster.launchers.launcher import RankLaunch
-from caffe_recipes.cluster.slurm_jobs import Job, State, describe_state, failed_nodes
-from caffe_recipes.cluster.slurm_queries import (
-    ASK_S,
-    SchedulerAway,
-    ask_node_groups,
-    ask_partitions,
-    find_jobs,
-    has_slurm,
-)
-from caffe_recipes.cluster.slurm_sbatch import (
+from caffe_recipes.cluster.slurm import sbatch as slurm_sbatch
+from caffe_recipes.cluster.slurm.commands import ASK_S, SchedulerAway, has_slurm
+from caffe_recipes.cluster.slurm.jobs import Job, State, describe_state, failed_nodes
+from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions, find_jobs
+from caffe_recipes.cluster.slurm.sbatch import (
     Refused,
     Request,
     Submitted,
