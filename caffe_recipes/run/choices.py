@@ -31,7 +31,7 @@ def choose_for_machine(setting: Setting) -> Setting:
             facts = ask_facts(setting.hosts[0], ())
             cores = min(facts.usable, facts.processors.cores)
             chosen = replace(chosen, threads=max(cores // recipe.cluster.ranks_per_node, 1))
-        if setting.trainer.chooses_device():
+        if recipe.chooses_device:
             gpu, name = _find_gpu(setting)
             chosen = replace(chosen, chooses_device=True, gpu=gpu, gpu_name=name)
     except ClusterError:

@@ -146,19 +146,19 @@ class Setting:
     @property
     def lmdb_hosts(self) -> tuple[Host, ...]:
         """The hosts that need a copy of the training LMDB: only one if it is in the shared Caffe root."""
-        folder = self.trainer.data_folder
+        folder = self.trainer.data.folder
         return self.hosts if folder and Path(folder).is_absolute() else self.hosts[:1]
 
     @property
     def data_path(self) -> str:
         """The absolute path of the training data on each node; "" if the nets name their data."""
-        folder = self.trainer.data_folder
+        folder = self.trainer.data.folder
         return "" if folder is None else self.path(folder)
 
     @property
     def built_data(self) -> tuple[Path, ...]:
         """The training data that is built if it is missing."""
-        return tuple(self.root / path for path in self.trainer.built)
+        return tuple(self.root / path for path in self.trainer.data.built)
 
     def show(self, path: str | Path) -> str:
         """Return a path for messages: relative to the Caffe root if it is inside."""
@@ -185,7 +185,7 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
     check_job_hosts(profile, names)
     trainer = find_trainer(recipe)
     path = search_path(ours_first=trainer.is_ours)
-    source = options.lmdb_source or trainer.data_source
+    source = options.lmdb_source or trainer.data.source
 
     def connect_to(name: str) -> Host:
         return connect(name, profile.copy_with)

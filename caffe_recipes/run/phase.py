@@ -150,7 +150,7 @@ def _fetch(run: Run, lead: Host, net: str, path: str, stamp: str | None, to: str
     until, tries = time.monotonic() + _AGAIN_S, 0
 
     def check(part: Path) -> None:
-        run.setting.trainer.check_model(run.plan.files, net, part)
+        run.setting.trainer.models.check_model(run.plan.files, net, part)
 
     while True:
         try:
@@ -352,7 +352,7 @@ def _checkpoint_paths(run: Run, training: Training) -> Iterator[str]:
         return
     step = choose_interval(every, training.snapshots_at)
     for iteration in range(step, training.last_iter, step):
-        yield from map(run.setting.path, run.setting.trainer.written_at(training, iteration))
+        yield from map(run.setting.path, run.setting.trainer.models.written_at(training, iteration))
 
 
 def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoint | None:
@@ -363,7 +363,7 @@ def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoin
         if checkpoint.iteration >= beyond:
             continue
         try:
-            setting.trainer.verify_checkpoint(setting.root, run.plan.files, training.net, checkpoint)
+            setting.trainer.models.verify_checkpoint(setting.root, run.plan.files, training.net, checkpoint)
         except WeightsError as error:
             run.notify(f"skipping a checkpoint: {error}", training.phase)
         else:

@@ -63,7 +63,7 @@ def check_over(
 def list_kept(root: Path, recipe: AnyRecipe) -> frozenset[tuple[str, int]]:
     """Return (path, mtime in ns) of all models that the latest run and its branches can resume from."""
     kept: set[tuple[str, int]] = set()
-    suffix = find_trainer(recipe).model_suffix
+    suffix = find_trainer(recipe).models.model_suffix
     with suppress(OSError):  # an unreachable disk must not prevent an orderly stop
         for folder in run_folders(root, recipe.name)[-1:]:
             for path in (*folder.glob(f"*/*{suffix}"), *folder.glob(f"branches/*/*/*{suffix}")):

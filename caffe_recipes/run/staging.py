@@ -59,8 +59,8 @@ def stage_recipe(
     names, found = find_staged_hosts(recipe, options)
     if found.stale:
         say(found.stale)
-    trainer.check_source(root, given)
-    sets = trainer.file_sets(root, names, given, is_whole=options.is_whole)
+    trainer.data.check_source(root, given)
+    sets = trainer.data.file_sets(root, names, given, is_whole=options.is_whole)
     for files in sets:
         check_source_access(root, files.read_paths)
     if len(names) < recipe.cluster.nodes:
@@ -79,7 +79,7 @@ def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost,
     if source is None:
         return ()
     hosts = setting.lmdb_hosts if setting.recipe.reads_lmdb else setting.hosts
-    sets = setting.trainer.file_sets(setting.root, [host.name for host in hosts], source)
+    sets = setting.trainer.data.file_sets(setting.root, [host.name for host in hosts], source)
     for files in sets:
         check_source_access(setting.root, files.read_paths)
     return _stage_sets(hosts, sets, ways, say)
@@ -177,7 +177,7 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
     Raises InputError, before any host is reached, if a run of the recipe is running here.
     """
     root = Path(os.path.realpath(options.root))
-    places = [str(root / folder) for folder in find_trainer(recipe).staged_folders]
+    places = [str(root / folder) for folder in find_trainer(recipe).data.staged_folders]
     files = [DATA] if recipe.reads_lmdb else []  # else all that were staged
     copy_with = find_profile(recipe, options.profile).copy_with
     names, found = find_staged_hosts(recipe, options)
@@ -233,14 +233,14 @@ def ask_about_data(
     Test data are asked about on this machine, which evaluates, and on the hosts only if ranks read them too.
     """
     trainer = setting.trainer
-    folder = trainer.data_folder if part == "train" else trainer.test_folder
+    folder = trainer.data.folder if part == "train" else trainer.data.test_folder
     if folder is None:
         return ()
     if part == "test":
         here = [host for host in hosts if host.is_local][:1] or [LocalHost()]
-        hosts = [*here, *(host for host in hosts if trainer.tests_on_ranks and host not in here)]
+        hosts = [*here, *(host for host in hosts if trainer.data.tests_on_ranks and host not in here)]
     path, root, hint = setting.path(folder), str(setting.root), _HINTS[part]
-    words = (path, root, *trainer.data_files(path))
+    words = (path, root, *trainer.data.manifests(path))
     verb: remote.ReadVerb = "may-read-data" if may_be_absent else "read-data"
     return ask_all(hosts, lambda host: remote.check_trust(host, verb, *words, hint=hint), ASK_S)
 

@@ -221,7 +221,7 @@ def check_ranks(view: NodeView) -> list[CheckResult]:
         return view.skip_under_way("ranks")
     if view.errors:
         return view.skip_unreachable("ranks", list(view.errors))
-    words = setting.launch().in_container((setting.program, *setting.trainer.world_arguments()))
+    words = setting.launch().in_container((setting.program, *setting.trainer.trial().world))
     stdout = start_patiently(
         lambda: start_ranks(setting, view.commands, words, _IMPORT_S),
         _waiting_for_slurm(setting, view.commands, lambda line: None),
@@ -339,8 +339,8 @@ def _try_on(
     if len(attempts) != len(trial.attempts):
         raise unreadable(host.name, "try", " ".join(records))
     by_hand = shlex.join(setting.launch().in_container([setting.program]))
-    hint = f"try `{by_hand}` there by hand, or {setting.trainer.failure_hint}"
-    judged = (setting.trainer.judge(attempt, limit_s) for attempt in attempts)
+    hint = f"try `{by_hand}` there by hand, or {setting.trainer.words.if_broken}"
+    judged = (trial.judge(attempt, limit_s) for attempt in attempts)
     faults = dict(zip(trial.attempts, judged, strict=True))
     return [HostProblem(host.name, what, hint, setting.program) for what in _by_attempt(faults)]
 

@@ -324,7 +324,7 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     warning = " to ".join(map(describe_limit, dict.fromkeys((*warnings[:1], *warnings[-1:]))))
     trainer = find_trainer(planned.recipe)
     has_snapshots = trainer.snapshot_argument(()) is not None
-    end = f"{trainer.title} writes a snapshot" if has_snapshots else "the run is stopped"
+    end = f"{trainer.words.title} writes a snapshot" if has_snapshots else "the run is stopped"
     unknown = " (with --time, a tenth of that time, 10 min at most)" if len(times) < len(steps) else ""
     yield f"at the limit: {end} {warning} before{unknown}; the requeued job resumes"
 
