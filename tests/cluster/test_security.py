@@ -21,8 +21,8 @@ from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node
 from caffe_recipes.cluster.slurm.this_job import slurm_hosts
-from caffe_recipes.cluster.ssh import authenticate
 from caffe_recipes.cluster.ssh_config import load_ssh_options
+from caffe_recipes.cluster.ssh_login import authenticate
 from caffe_recipes.cluster.staging.file_sets import find_source, hash_source, load_digest, staging_lock
 from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.errors import ClusterError, InputError, RecipeError
