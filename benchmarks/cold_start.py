@@ -85,7 +85,7 @@ def time_first_launch() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = find_trainer(load_recipe("digits-local"))
-        trainer.build((Path(folder) / trainer.built[0]).parent)
+        trainer.data.build((Path(folder) / trainer.data.built[0]).parent)
         found = []
         for _ in range(CALLS):
             done = subprocess.run(

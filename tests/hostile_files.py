@@ -29,8 +29,8 @@ from caffe_recipes.caffe.logs import LogFile, LogSummary
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
 from caffe_recipes.cluster.hostfile import load_hostfile
-from caffe_recipes.cluster.launcher import RankExitReader
 from caffe_recipes.cluster.profiles import load_profile
+from caffe_recipes.cluster.rank_exits import RankExitReader
 from caffe_recipes.data.archives import load_archive, load_members
 from caffe_recipes.data.images import load_classes
 from caffe_recipes.data.manifest import load_manifest, manifest_path

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe.layer_types import LAYER_TYPES
+from caffe_recipes.cluster.launchers import LAUNCHERS
 from caffe_recipes.recipe.shipped import shipped_recipes
 from tests.house import House, read_house
 
@@ -187,6 +188,51 @@ def test_a_list_of_layer_types_is_seen(tmp_path: Path, text: str) -> None:
     file = tmp_path / "shapes.py"
     file.write_text(f'"""ReLU Pooling Data and others."""\n{text}\nTWO = ("ReLU", "Pooling")\n')
     assert set(layer_type_lists(file)) == {2}
+
+
+# Where launchers are told apart: in their own modules, and where lint reads the scripts of other people.
+LAUNCHER_HOMES = ("cluster/launchers", "review/lint/scripts.py")
+
+
+def launcher_names(path: Path) -> Iterator[int]:
+    """Yield the line of each text in a file that is the name of a launcher, and each comparison of one."""
+    for node in nodes_of(path):
+        compared = [*ast.iter_child_nodes(node)] if isinstance(node, ast.Compare | ast.Match) else []
+        if any(_names_launcher(one) for one in compared):
+            yield node.lineno  # type: ignore[attr-defined]
+        elif isinstance(node, ast.Constant) and node.value in LAUNCHERS:
+            yield node.lineno
+
+
+def _names_launcher(node: ast.AST) -> bool:
+    """Tell whether an expression is a launcher, or its name, as in `profile.launcher.program`."""
+    words = re.findall(r"\w+", ast.unparse(node))
+    return words[-2:] == ["launcher", "program"] or words[-1:] in (["DEFAULT_LAUNCHER"], ["rank_launcher"])
+
+
+def test_a_launcher_is_told_from_others_in_its_own_module_only() -> None:
+    elsewhere = [one for one in FILES if not str(one.relative_to(SOURCE)).startswith(LAUNCHER_HOMES)]
+    assert [f"{path}:{line}" for path in elsewhere for line in launcher_names(path)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'if profile.launcher.program == "srun": pass',
+        'HINTS = {"ibrun": "run inside a job"}',
+        'match program:\n    case "srun": pass',
+        'WORDS = ("mpiexec.hydra",)',
+        "wrong = profile.launcher.program != program",
+        "wrong = launcher is DEFAULT_LAUNCHER",
+    ],
+)
+def test_a_comparison_of_launchers_is_seen(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "shapes.py"
+    file.write_text(
+        f'"""What srun does."""\n{text}\nwhat = f"{{profile.launcher.program}} fails as srun does"\n'
+    )
+    assert set(launcher_names(file)) & {2, 3}
+    assert len(set(launcher_names(file))) == 1
 
 
 # Names that say nothing to a reader; JSON keys of these names are strings.

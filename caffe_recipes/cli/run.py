@@ -136,8 +136,9 @@ def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None
     On one node, `run` chooses what the recipe leaves open, and prints it: the threads of a rank
     (cluster.omp_num_threads), and with caffe-torch a GPU (solver.solver_mode).
     """
+    from caffe_recipes.cluster.slurm.this_job import TimeOver, requeue_job, this_job
     from caffe_recipes.run.signals import Interrupted, Interrupts
-    from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_job
+    from caffe_recipes.run.slurm_job import list_kept
 
     consent.allow_code()
     begun_s, kept, options, loaded = time.monotonic(), frozenset[tuple[str, int]](), None, None

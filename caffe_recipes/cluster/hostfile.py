@@ -14,15 +14,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import read_bytes, reading
 from caffe_recipes.limits import MOST_HOSTFILE_BYTES, MOST_HOSTS, MOST_NODELIST_BYTES
 from caffe_recipes.wording import describe_count
-
-SLURM_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 # A resolver takes these for addresses, which nobody intends: `0` is this machine.
@@ -109,24 +107,6 @@ def fold_hosts(hosts: Sequence[str]) -> str:
         else:
             runs.append([host])
     return ",".join(_fold(run) for run in runs)
-
-
-def slurm_hosts(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the hosts of the Slurm job that this process runs in, in order; None outside a job.
-
-    Raises InputError if a host appears twice, since hydra would count it once and reuse hosts.
-
-    >>> slurm_hosts({"SLURM_JOB_NODELIST": "c401-[001-002]"})
-    ('c401-001', 'c401-002')
-    """
-    for name in SLURM_VARIABLES:
-        if environment.get(name):
-            hosts = parse_nodelist(environment[name], f"${name}")
-            duplicate = find_duplicate(hosts)
-            if duplicate is not None:
-                raise InputError(f"${name}", f"host {hosts[duplicate]} appears twice", "give a --hostfile")
-            return hosts
-    return None
 
 
 def find_duplicate(hosts: Sequence[str]) -> int | None:

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER, LAUNCHERS
+from caffe_recipes.cluster.launchers.launcher import Launcher
 from caffe_recipes.config import (
     Count,
     CountOrZero,
@@ -40,10 +42,16 @@ Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]+$", max_length=200)]
 THIS_MACHINE = "local"
 
 
-class Launcher(Value):
+if TYPE_CHECKING:
+    Program = str
+else:
+    Program = Literal[tuple(LAUNCHERS)]
+
+
+class LauncherDefaults(Value):
     """The program that starts ranks, and the options that precede all others."""
 
-    program: Literal["mpiexec.hydra", "srun", "ibrun"] = "mpiexec.hydra"
+    program: Program = DEFAULT_LAUNCHER.program
     options: tuple[Text, ...] = Field((), description="such as -PSM2, which only Intel MPI 2018 accepts")
     environment: Frozen[Variable, Text] = Field(
         {}, validate_default=True, description="variables of every rank, in addition to the recipe's"
@@ -80,6 +88,17 @@ class Container(Value):
     options: tuple[Text, ...] = Field(
         (), description="options of `exec`, one word each, such as --bind, /work"
     )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that start a rank's command in the container.
+
+        From Apptainer's user guide: `apptainer exec [OPTION]... IMAGE PROGRAM...` passes on its environment,
+        including the variable that identifies ranks. It keeps the working directory, shares the host's
+        process ids, so that signals reach the program, and mounts /tmp and the home folder. Options bind
+        other folders.
+        """
+        return (self.program, "exec", *self.options, self.image)
 
 
 class Node(Value):
@@ -122,7 +141,7 @@ class Profile(Value):
     title: Text
     source: Text | None = Field(None, description="where these values come from")
     notes: tuple[Text, ...] = Field((), description="further facts about the machine, one per line")
-    launcher: Launcher = Launcher()
+    launcher: LauncherDefaults = LauncherDefaults()
     fabric: Text | None = None
     modules: tuple[Text, ...] = Field((), description="loaded before the launcher starts")
     container: Container | None = None
@@ -142,6 +161,11 @@ class Profile(Value):
     copy_with: Literal["ssh", "auto"] = "auto"
     rates: MachineRates = MachineRates()
     head: HostName | None = Field(None, description="the host name by which the nodes reach this machine")
+
+    @property
+    def rank_launcher(self) -> Launcher:
+        """The launcher that `launcher.program` names."""
+        return LAUNCHERS[self.launcher.program]
 
     @model_validator(mode="after")
     def _cores_exist(self) -> Profile:

@@ -443,6 +443,11 @@ class Loaded(Value):
         return False
 
     @property
+    def chooses_device(self) -> bool:
+        """Whether `run` chooses the CPU or a GPU, since the recipe leaves it open."""
+        return False
+
+    @property
     def folder(self) -> Path:
         """The folder of the recipe's file, to which the path of a prototxt net is relative."""
         return self._folder
@@ -481,6 +486,11 @@ class TensorFlowRecipe(Loaded):
     def tested_images(self) -> int:
         """Number of images to test on."""
         return self.tensorflow.data.validation.images
+
+    @property
+    def classes(self) -> int:
+        """Number of classes that the model distinguishes."""
+        return self.tensorflow.classes or 1000
 
 
 class Recipe(Loaded):
@@ -595,6 +605,11 @@ class Recipe(Loaded):
         """Whether `run` chooses the CPU or a GPU: on one node with caffe-torch, if no solver_mode is set."""
         is_open = self.trainer == OUR_TRAINER and self.cluster.nodes == 1
         return is_open and not any(phase.solver_mode for phase in self.phases)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes that the net distinguishes."""
+        return self.net.classes
 
     def phase(self, name: str) -> Phase:
         """Return a phase by name; raises KeyError for an unknown name."""

@@ -16,15 +16,11 @@ from typing import Any
 
 import jinja2
 
-from caffe_recipes.cluster.launcher import (
-    FABRIC_OPTIONS,
-    STRICT_SSH,
-    RankLaunch,
-    mlsl_environment,
-    thread_environment,
-)
-from caffe_recipes.cluster.slurm_jobs import render_limit
-from caffe_recipes.cluster.slurm_queries import SBATCH_UNSET
+from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
+from caffe_recipes.cluster.launchers.hydra import FABRIC_OPTIONS, STRICT_SSH
+from caffe_recipes.cluster.launchers.launcher import RankLaunch, mlsl_environment, thread_environment
+from caffe_recipes.cluster.slurm.commands import SBATCH_UNSET
+from caffe_recipes.cluster.slurm.jobs import render_limit
 from caffe_recipes.cluster.staging import How
 from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.recipe.estimate import estimate_duration
@@ -97,6 +93,7 @@ def _exports(recipe: Recipe) -> str:
 def _plan_launch(recipe: Recipe) -> RankLaunch:
     cluster = recipe.cluster
     return RankLaunch(
+        DEFAULT_LAUNCHER,
         hosts=("",) * cluster.nodes,  # the user's hostfile gives their names
         ranks_per_node=cluster.ranks_per_node,
         variables=thread_environment(cluster.omp_num_threads, cluster.kmp_affinity),

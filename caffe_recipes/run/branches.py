@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -244,10 +244,9 @@ def plan_branches(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Set
     too few hosts, or if a trainer of a killed run is in the way.
     """
     nodes = setting.recipe.cluster.nodes
-    on_line = setting.trainer.main_line()
-    if setting.side_by_side and all(step.phase in on_line for step in plan.trainings):
+    if setting.side_by_side and all(step.is_main for step in plan.trainings):
         raise InputError(_OPTION, f"{setting.recipe.name} has no branches", "leave it out")
-    beside = _find_beside(setting, plan, state, on_line)
+    beside = _find_beside(setting, plan, state)
     waiting = {step.phase for step in beside}
     main = [step for step in plan.trainings if step.phase not in waiting]
     running = _find_running(setting, plan, state, is_done=all(step.phase in state.finished for step in main))
@@ -297,13 +296,11 @@ def _find_running(setting: Setting, plan: RunPlan, state: RunState, *, is_done: 
     return [launch for launch in running if launch != state.launch]
 
 
-def _find_beside(
-    setting: Setting, plan: RunPlan, state: RunState, on_line: Collection[str]
-) -> tuple[Training, ...]:
+def _find_beside(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Training, ...]:
     """Return the branches that train in parallel with the main line."""
     beside: dict[str, Training] = {}
     for step in plan.trainings:
-        if step.phase in on_line or step.phase in state.finished or step.phase in state.attempts:
+        if step.is_main or step.phase in state.finished or step.phase in state.attempts:
             continue
         waits = step.starts_from in beside
         if setting.side_by_side or step.phase in state.branches or waits:

@@ -18,31 +18,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from caffe_recipes.caffe import layers, pb
-from caffe_recipes.caffe.datums import first_shape, open_datums
 from caffe_recipes.caffe.dialects.schema import describe_name, parse_lenient
-from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.caffe.logs import LogSummary, read_log
-from caffe_recipes.caffe.prototxt import digest, is_kind, parse_document, render_prototxt
+from caffe_recipes.caffe.prototxt import digest, parse_document, render_prototxt
 from caffe_recipes.caffe.text.tokens import TOKEN
 from caffe_recipes.caffe.weights import (
-    check_solverstate,
-    check_weights,
-    load_solverstate,
     load_weights,
-    weights_bytes,
 )
-from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.profiles import Profile
-from caffe_recipes.cluster.staging.file_sets import FileSet, lmdb_set
 from caffe_recipes.cluster.staging.relay import DATA
-from caffe_recipes.errors import ClusterError, DataError, InputError, PrototxtError, RunFailed, WeightsError
+from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_per_iter, main_line
 from caffe_recipes.recipe.model import OUR_TRAINER, AnyRecipe, Phase, Recipe
 from caffe_recipes.render.prototxts import build_solver, reads_other_files
-from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.render.tree import generate, placed_paths
-from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
-from caffe_recipes.run.trainer import Attempt, Checkpoint, LockFree, Testing, Trainer, Training, Trial
+from caffe_recipes.run.caffe_data import CaffeData
+from caffe_recipes.run.caffe_models import CaffeModels
+from caffe_recipes.run.trainer import (
+    Attempt,
+    Checkpoint,
+    LockFree,
+    ProgramWords,
+    Testing,
+    Trainer,
+    Training,
+    Trial,
+)
 from caffe_recipes.wording import shorten
 
 if TYPE_CHECKING:
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
 _SOLVER, _WEIGHTS, _SNAPSHOT, _NET = "--solver=", "--weights=", "--snapshot=", "--model="
 # The paths in a prototxt of ours that may lead to an LMDB.
 _PATHS = re.compile(r'^(\s*(?:net|train_net|test_net|source): )"([^"\\\n]*)"', re.MULTILINE)
-_MODEL, _STATE = ".caffemodel", ".solverstate"
-STATE_NAME = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
-_HINT = "resume from another checkpoint, or start the phase over"
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,24 @@ class Caffe(Trainer):
     """The trainer that reads solvers, nets and LMDBs, and writes caffemodels and solverstates."""
 
     recipe: Recipe
-    title: ClassVar[str] = "Caffe"
+    words: ClassVar[ProgramWords] = ProgramWords(
+        "Caffe", "prototxt", "the nets' fillers", "give another Caffe with --caffe"
+    )
     always_checkpoints: ClassVar[bool] = False
-    model_suffix: ClassVar[str] = _MODEL
-    file_kind: ClassVar[str] = "prototxt"
-    initialization: ClassVar[str] = "the nets' fillers"
-    failure_hint: ClassVar[str] = "give another Caffe with --caffe"
     checks: ClassVar[tuple[str, ...]] = (
         *("trainer", "folders", "prototxts", "training data", "test data", "mean file", "lint"),
         *("starts from", "snapshots", "disk"),
     )
+
+    @property
+    def data(self) -> CaffeData:
+        """The LMDBs of the recipe."""
+        return CaffeData(self.recipe)
+
+    @property
+    def models(self) -> CaffeModels:
+        """The caffemodels and solverstates."""
+        return CaffeModels(self.recipe)
 
     @property
     def is_ours(self) -> bool:
@@ -85,9 +91,10 @@ class Caffe(Trainer):
 
     def steps(self, folder: str) -> tuple[Training, ...]:
         """Return a step for each phase, which starts from the snapshot of an earlier one in `folder`."""
-        ends = {phase.name for phase in find_leaves(self.recipe)}
-        tested = {phase.name for phase in find_evaluated(self.recipe)}
-        return tuple(_plan_phase(self.recipe, phase, folder, ends, tested) for phase in self.recipe.phases)
+        found = [
+            {phase.name for phase in find(self.recipe)} for find in (find_leaves, main_line, find_evaluated)
+        ]
+        return tuple(_plan_phase(self.recipe, phase, folder, *found) for phase in self.recipe.phases)
 
     def testings(self, folder: str) -> tuple[Testing, ...]:
         """Return the evaluation of each phase whose model is evaluated."""
@@ -107,67 +114,6 @@ class Caffe(Trainer):
         return tuple(testings)
 
     @property
-    def data_folder(self) -> str | None:
-        """The folder of the training LMDB on each node; None if the nets name their data."""
-        return self.recipe.data.train.lmdb if self.recipe.reads_lmdb else None
-
-    @property
-    def data_source(self) -> str | None:
-        """The folder that the training LMDB is staged from."""
-        return self.recipe.data.train.source
-
-    @property
-    def test_folder(self) -> str | None:
-        """The folder of the test LMDB; None if nothing is tested."""
-        is_tested = self.recipe.reads_lmdb and (self.recipe.evaluation is not None or self.tests_on_ranks)
-        return self.recipe.data.test.lmdb if is_tested else None
-
-    @property
-    def tests_on_ranks(self) -> bool:
-        """Whether a solver tests: each rank then opens the test LMDB."""
-        return any(phase.test_iter for phase in self.recipe.phases)
-
-    def file_sets(
-        self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
-    ) -> list[FileSet]:
-        """Return the LMDB, which every host gets whole; nothing if it does not exist."""
-        folder, target = root / (source or self.data_source or ""), self.data_folder
-        if target is None or not (folder / DATA).exists():
-            return []
-        return [lmdb_set(str(root / target), folder, names, root)]
-
-    def check_source(self, root: Path, given: Path | None) -> None:
-        """Raise InputError without an LMDB to stage from; the copies are compared with it."""
-        if not (given or self.data_source):
-            what = "names no LMDB to stage from"
-            raise InputError(self.recipe.name, what, "give its folder with --lmdb-source")
-        folder = root / (given or self.data_source or "")
-        try:
-            open_datums(folder).close()
-        except DataError as error:
-            if given or (folder / DATA).exists():
-                raise
-            raise DataError(folder, error.what, lmdb_hint(self.recipe, str(folder))) from None
-
-    @property
-    def built(self) -> tuple[str, ...]:
-        """The LMDBs that are built if they are missing."""
-        if self.recipe.data.prepare is None:
-            return ()
-        folder = posixpath.dirname(self.recipe.data.test.lmdb)
-        return tuple(posixpath.join(folder, name) for name in ("digits_train_lmdb", "digits_val_lmdb"))
-
-    def build(self, folder: Path) -> None:
-        """Build the LMDBs of digits in a folder; raises RunFailed if the disk is full."""
-        from caffe_recipes.data.digits import build_digits
-
-        build_digits(folder)
-
-    def main_line(self) -> frozenset[str]:
-        """Return the phases of the main line; all others may train in parallel with it."""
-        return frozenset(phase.name for phase in main_line(self.recipe))
-
-    @property
     def landmarks(self) -> tuple[str, ...]:
         """Paths by any of which the current folder is known as the recipe's Caffe root."""
         return (self.recipe.trainer, *self.folders())
@@ -181,13 +127,6 @@ class Caffe(Trainer):
         own_nets = (str(recipe.folder.absolute() / file) for file in recipe.net.files)
         more = (*weights, *own_nets, *recipe.data.mean_files)
         return (*solvers, *map(recipe.net_path, recipe.nets), *more)
-
-    @property
-    def mean_files(self) -> tuple[str, ...]:
-        """The mean file of training, and that of the tests if ranks test."""
-        data = self.recipe.data
-        tested = data.transform_of("test").mean_file if self.tests_on_ranks else None
-        return tuple(dict.fromkeys(filter(None, (data.transform_of("train").mean_file, tested))))
 
     def files(self) -> dict[str, str]:
         """Return the text of each prototxt, by the path that the solvers and the trainer use for it."""
@@ -220,10 +159,6 @@ class Caffe(Trainer):
                     what = f"layer '{layer.name}' reads {layer.type}, which {OUR_TRAINER} does not"
                     hint = "build an LMDB of the data, or give a Caffe with --caffe"
                     yield InputError(document.where(f"layer[{index}].type"), what, hint)
-
-    def chooses_device(self) -> bool:
-        """Return whether a run chooses the CPU or a GPU, since the recipe leaves it open."""
-        return self.recipe.chooses_device
 
     def folders(self) -> tuple[str, ...]:
         """Return the folders under the Caffe root that hold the prototxts."""
@@ -303,94 +238,6 @@ class Caffe(Trainer):
             return None
         return f"Caffe ignored layer '{ignored[0]}' of {training.weights}, which is not in the net"
 
-    def classes(self) -> int:
-        """Return the number of classes of the net."""
-        return self.recipe.net.classes
-
-    def prefix(self, training: Training) -> str:
-        """Return the common prefix of the paths that a phase writes."""
-        return training.snapshot.rpartition("_iter_")[0]
-
-    def written_at(self, training: Training, iteration: int) -> tuple[str, ...]:
-        """Return the paths that a phase writes at an iteration."""
-        path = f"{self.prefix(training)}_iter_{iteration}"
-        return (f"{path}{_MODEL}", f"{path}{_STATE}")
-
-    def _net(self, files: Mapping[str, str], name: str) -> pb.NetParameter:
-        """Return a net as the trainer reads it: its source may have been edited since the run began.
-
-        It has the fields of the Caffe that it is written for, which decide what a model of it holds.
-        """
-        path = self.recipe.net_path(name)
-        net = parse_lenient(files[path], path).message
-        assert is_kind(net, pb.NetParameter)
-        return net
-
-    def model_bytes(self, files: Mapping[str, str], net: str, root: Path, source: Path | None) -> int | None:
-        """Return the size of a model in bytes; None if it depends on images that are not on this machine.
-
-        A training LMDB that is not staged here yet is read at its `source`, or at the recipe's.
-        """
-
-        def find_shape(lmdb: str) -> ImageShape | None:
-            staged_from = source or self.data_source if lmdb == self.data_folder else None
-            return first_shape(root / lmdb) or (first_shape(root / staged_from) if staged_from else None)
-
-        return weights_bytes(self._net(files, net), images=find_shape)
-
-    def check_model(self, files: Mapping[str, str], net: str, path: Path) -> None:
-        """Compare a caffemodel with its net; raises WeightsError with the first mismatch."""
-        verify_weights(path, self._net(files, net))
-
-    def checkpoint_iter(self, state: str) -> int | None:
-        """Return the iteration in the name of a solverstate; None for any other name."""
-        found = STATE_NAME.fullmatch(state)
-        return int(found[1]) if found else None
-
-    def model_beside(self, state: str) -> str:
-        """Return the path of the caffemodel that is written with a solverstate."""
-        return f"{state.removesuffix(_STATE)}{_MODEL}"
-
-    def fetch_checkpoint(
-        self, host: Host, root: Path, files: Mapping[str, str], training: Training, state: str, folder: str
-    ) -> Checkpoint:
-        """Fetch the two files of a snapshot into `folder` and verify them; both or neither.
-
-        `state` is the path of the solverstate from Caffe's log. Raises RunFailed if a file is missing,
-        belongs to another user, arrives changed, or does not fit the net, the other file, or its own name.
-        """
-        net, at = self._net(files, training.net), posixpath.join(root, state)
-        iteration, beside = self.checkpoint_iter(at), self.model_beside(at)
-        if iteration is None:
-            raise RunFailed(f"{host.name}:{at}", "does not have the name of a Caffe solverstate", _HINT)
-        kept, model = (f"{folder}/{posixpath.basename(path)}" for path in (at, beside))
-        with keep_parts(root / kept, root / model) as (state_part, model_part):
-            path = at
-            try:
-                state_sha256 = fetch_file(host, root, at, state_part)
-                message = _load_state(state_part, net, training.last_iter)
-                _check_names(root, message, iteration, beside)
-                path = beside
-                model_sha256 = fetch_file(host, root, beside, model_part)
-                verify_weights(model_part, net)
-            except (InputError, ClusterError) as error:
-                raise as_failure(error, host, path, "the checkpoint") from None
-        return Checkpoint(training.phase, message.iter, kept, state_sha256, model, model_sha256, at, beside)
-
-    def verify_checkpoint(
-        self, root: Path, files: Mapping[str, str], net: str, checkpoint: Checkpoint
-    ) -> None:
-        """Raise WeightsError if a kept file of a checkpoint is missing, damaged, or does not fit the net."""
-        what = f"the checkpoint of phase {checkpoint.phase} at iteration {checkpoint.iteration:,}"
-        for path, sha256 in (
-            (checkpoint.model, checkpoint.model_sha256),
-            (checkpoint.state, checkpoint.state_sha256),
-        ):
-            verify_digest(root / path, sha256, what, _HINT)
-        message = self._net(files, net)
-        _load_state(root / checkpoint.state, message, checkpoint.iteration)
-        verify_weights(root / checkpoint.model, message)
-
     def trial(self) -> Trial:
         """Return a trial: a few iterations of a tiny net with each of the recipe's lr policies."""
         solvers = trial_solvers(self.recipe)
@@ -400,27 +247,29 @@ class Caffe(Trainer):
             {"net.prototxt": render_prototxt(trial_net()), **texts},
             {f"lr_policy {name}": ("train", f"{_SOLVER}{names[name]}") for name in solvers},
             f"trains, and supports lr_policy {', '.join(solvers)}",
+            judge_trial,
         )
-
-    def judge(self, attempt: Attempt, limit_s: float) -> str | None:
-        """Return what went wrong in an attempt, according to its log; None if nothing did."""
-        lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
-        summary: LogSummary = read_log(attempt.log.splitlines())
-        if summary.fatal:
-            return f"fails: {_short(_TRIAL_SOLVER.sub('the solver', summary.fatal))}"
-        if attempt.code in (124, 137):
-            last = f"; its last line: {_short(lines[-1])}" if lines else ""
-            return f"does not finish a trial within {math.ceil(limit_s)} s{last}"
-        if attempt.code in (126, 127):
-            return f"does not start: {_short(lines[0]) if lines else f'exit code {attempt.code}'}"
-        if not summary.done:
-            last = f"; its last line: {_short(lines[-1])}" if lines else ""
-            return f"exits with {attempt.code}, but does not print `Optimization Done.`{last}"
-        return None
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
         """Return the result of an evaluation by the net's outputs; empty if the log has no result."""
         return dict(summary.mean_outputs)
+
+
+def judge_trial(attempt: Attempt, limit_s: float) -> str | None:
+    """Return what went wrong in an attempt, according to its log; None if nothing did."""
+    lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
+    summary: LogSummary = read_log(attempt.log.splitlines())
+    if summary.fatal:
+        return f"fails: {_short(_TRIAL_SOLVER.sub('the solver', summary.fatal))}"
+    if attempt.code in (124, 137):
+        last = f"; its last line: {_short(lines[-1])}" if lines else ""
+        return f"does not finish a trial within {math.ceil(limit_s)} s{last}"
+    if attempt.code in (126, 127):
+        return f"does not start: {_short(lines[0]) if lines else f'exit code {attempt.code}'}"
+    if not summary.done:
+        last = f"; its last line: {_short(lines[-1])}" if lines else ""
+        return f"exits with {attempt.code}, but does not print `Optimization Done.`{last}"
+    return None
 
 
 def require_caffe(recipe: AnyRecipe, folder: Path) -> Recipe:
@@ -460,7 +309,9 @@ def find_caffe(trainer: str, root: Path) -> str:
     return trainer if "/" in trainer else f"./{trainer}"  # a bare name would be searched on PATH
 
 
-def _plan_phase(recipe: Recipe, phase: Phase, folder: str, ends: set[str], tested: set[str]) -> Training:
+def _plan_phase(
+    recipe: Recipe, phase: Phase, folder: str, ends: set[str], main: set[str], tested: set[str]
+) -> Training:
     start = recipe.starts_from(phase)
     weights = _snapshot_path(start, folder, phase.weights_iter) if isinstance(start, Phase) else start
     return Training(
@@ -488,6 +339,7 @@ def _plan_phase(recipe: Recipe, phase: Phase, folder: str, ends: set[str], teste
         display_iter=phase.display or 0,
         starts_from=start.name if isinstance(start, Phase) else None,
         is_end=phase.name in ends,
+        is_main=phase.name in main,
         is_evaluated=phase.name in tested,
         reported=phase.reported,
     )
@@ -500,18 +352,6 @@ def _snapshot_path(phase: Phase, folder: str, iteration: int | None = None) -> s
 
 def _solver_of(training: Training) -> str:
     return next(word for word in training.arguments if word.startswith(_SOLVER)).removeprefix(_SOLVER)
-
-
-def verify_weights(path: Path, net: pb.NetParameter) -> None:
-    """Load a caffemodel and compare it with its net; raises WeightsError with the first mismatch."""
-    _check_mismatches(check_weights(load_weights(path), net), path, net, "give another snapshot")
-
-
-def _check_mismatches(mismatches: Sequence[str], path: Path, net: pb.NetParameter, hint: str) -> None:
-    """Raise WeightsError with the first mismatch, if there are any."""
-    if mismatches:
-        more = f", and {len(mismatches) - 1} more" if len(mismatches) > 1 else ""
-        raise WeightsError(path, f"does not fit net {net.name}: {mismatches[0]}{more}", hint)
 
 
 def find_ignored_learned(ignored: Iterable[str], weights: Path) -> list[str]:
@@ -563,19 +403,6 @@ def _number_span(text: str, offset: int) -> tuple[int, int]:
     """Return the start and end of the first number after an offset."""
     number = next(match for match in TOKEN.finditer(text, offset) if match.lastgroup == "number")
     return number.span("number")
-
-
-def _load_state(path: Path, net: pb.NetParameter, last_iter: int) -> pb.SolverState:
-    state = load_solverstate(path)
-    _check_mismatches(check_solverstate(state, net, at_most_iter=last_iter), path, net, _HINT)
-    return state
-
-
-def _check_names(root: Path, state: pb.SolverState, iteration: int, beside: str) -> None:
-    if state.iter != iteration:
-        raise WeightsError("", f"is from iteration {state.iter:,}, but its name says {iteration:,}", _HINT)
-    if posixpath.normpath(posixpath.join(root, state.learned_net)) != posixpath.normpath(beside):
-        raise WeightsError("", f"names another caffemodel, {state.learned_net}", _HINT)
 
 
 _ITERATIONS = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from caffe_recipes.cluster.launcher import thread_environment
+from caffe_recipes.cluster.launchers.launcher import thread_environment
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Setting
@@ -31,7 +31,7 @@ def choose_for_machine(setting: Setting) -> Setting:
             facts = ask_facts(setting.hosts[0], ())
             cores = min(facts.usable, facts.processors.cores)
             chosen = replace(chosen, threads=max(cores // recipe.cluster.ranks_per_node, 1))
-        if setting.trainer.chooses_device():
+        if recipe.chooses_device:
             gpu, name = _find_gpu(setting)
             chosen = replace(chosen, chooses_device=True, gpu=gpu, gpu_name=name)
     except ClusterError:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
-import shutil
 import stat
 import sys
 import threading
@@ -21,24 +19,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hostfile import (
-    find_hosts_outside_job,
-    fold_hosts,
-    load_hostfile,
-    slurm_hosts,
-    take_hosts,
-)
+from caffe_recipes.cluster.hostfile import find_hosts_outside_job, fold_hosts, load_hostfile, take_hosts
 from caffe_recipes.cluster.hosts import LocalHost, open_all
-from caffe_recipes.cluster.launcher import (
-    FABRIC_OPTIONS,
-    HYDRA,
-    RankLaunch,
-    launcher_accepts,
-    ssh_environment,
-    with_modules,
-)
-from caffe_recipes.cluster.profiles import Launcher, Profile, find_caffe_root, load_profile
+from caffe_recipes.cluster.launchers.hydra import FABRIC_OPTIONS
+from caffe_recipes.cluster.launchers.launcher import RankLaunch, with_modules
+from caffe_recipes.cluster.profiles import LauncherDefaults, Profile, find_caffe_root, load_profile
 from caffe_recipes.cluster.remote import NodeRefusal, check_trust
+from caffe_recipes.cluster.slurm.this_job import slurm_hosts
 from caffe_recipes.cluster.staging import How
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.limits import STOP_GRACE_S
@@ -76,12 +63,6 @@ class SnapshotNotKept(RunFailed):
     """Raised when a snapshot cannot be written to the local disk; launching again would not help."""
 
 
-_LAUNCHER_HINTS = {
-    HYDRA: "load an MPI that has it, or install the extra 'local' of caffe-recipes",
-    "srun": "run on a machine of the Slurm cluster, or use another --profile",
-    "ibrun": "run inside a job at TACC, or use another --profile",
-}
-_SHELL_SPECIAL = re.compile(r'["$`\\;&|<>\x00-\x1f\x7f]')
 Connect = Callable[[str, Literal["ssh", "auto"]], Host]
 
 
@@ -160,25 +141,24 @@ class Setting:
 
     def find_launcher(self) -> str:
         """Return the path of the launcher; raises ClusterError if it is not found."""
-        launcher = self.profile.launcher.program
-        return find_launcher(self.environment["PATH"], launcher, self.profile.modules)
+        return self.profile.rank_launcher.find(self.environment["PATH"], self.profile.modules)
 
     @property
     def lmdb_hosts(self) -> tuple[Host, ...]:
         """The hosts that need a copy of the training LMDB: only one if it is in the shared Caffe root."""
-        folder = self.trainer.data_folder
+        folder = self.trainer.data.folder
         return self.hosts if folder and Path(folder).is_absolute() else self.hosts[:1]
 
     @property
     def data_path(self) -> str:
         """The absolute path of the training data on each node; "" if the nets name their data."""
-        folder = self.trainer.data_folder
+        folder = self.trainer.data.folder
         return "" if folder is None else self.path(folder)
 
     @property
     def built_data(self) -> tuple[Path, ...]:
         """The training data that is built if it is missing."""
-        return tuple(self.root / path for path in self.trainer.built)
+        return tuple(self.root / path for path in self.trainer.data.built)
 
     def show(self, path: str | Path) -> str:
         """Return a path for messages: relative to the Caffe root if it is inside."""
@@ -199,13 +179,13 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
     check_root(options.root)
     root = options.root.resolve()
     profile = find_profile(recipe, options.profile)
-    check_policy(options.policy, profile.launcher.program, side_by_side=options.side_by_side)
+    check_policy(options.policy, profile.rank_launcher, side_by_side=options.side_by_side)
     found = find_hosts(root, options.hostfile, recipe.cluster.nodes)
     names, spares = choose_hosts(recipe, found)
     check_job_hosts(profile, names)
     trainer = find_trainer(recipe)
     path = search_path(ours_first=trainer.is_ours)
-    source = options.lmdb_source or trainer.data_source
+    source = options.lmdb_source or trainer.data.source
 
     def connect_to(name: str) -> Host:
         return connect(name, profile.copy_with)
@@ -220,7 +200,7 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
         root=root,
         hosts=open_all(names, connect_to),
         program=program,
-        environment={**environment, **ssh_environment({**os.environ, **environment})},
+        environment={**environment, **profile.rank_launcher.environment({**os.environ, **environment})},
         lmdb_source=root / source if source else None,
         overwrite=options.overwrite,
         profile=known,
@@ -243,7 +223,7 @@ def find_profile(recipe: AnyRecipe, name: str | None) -> Profile:
     cluster = recipe.cluster
     if name is None:
         options = tuple(" ".join(FABRIC_OPTIONS[fabric]) for fabric in (cluster.fabric,) if fabric)
-        launcher = Launcher(options=options)
+        launcher = LauncherDefaults(options=options)
         return Profile(name="recipe", title=recipe.title, launcher=launcher, copy_with=cluster.copy_with)
     profile = load_profile(name)
     is_given = "copy_with" in cluster.model_fields_set
@@ -431,16 +411,16 @@ def choose_hosts(recipe: AnyRecipe, found: FoundHosts) -> tuple[tuple[str, ...],
 
 
 def check_job_hosts(profile: Profile, names: tuple[str, ...]) -> None:
-    """Raise InputError for hosts that ibrun would not use: it takes the job's first hosts, in their order."""
-    if profile.launcher.program != "ibrun":
+    """Raise InputError for other hosts than the job's first, in their order, if a launcher takes these."""
+    program = profile.launcher.program
+    if profile.rank_launcher.chooses_hosts:
         return
     job = slurm_hosts(os.environ)
     if job is None:
-        raise InputError(
-            profile.name, "ibrun starts ranks only inside a job", "run inside a job, or use sbatch"
-        )
+        what = f"{program} starts ranks only inside a job"
+        raise InputError(profile.name, what, "run inside a job, or use sbatch")
     if job[: len(names)] != names:
-        what = f"ibrun takes its hosts from the job ({', '.join(job[:3])}, ...), not from a hostfile"
+        what = f"{program} takes its hosts from the job ({', '.join(job[:3])}, ...), not from a hostfile"
         raise InputError(profile.name, what, "leave out --hostfile, or use another --profile")
 
 
@@ -453,19 +433,18 @@ def search_path(*, ours_first: bool) -> str:
 def drop_refused_options(profile: Profile, path: str) -> tuple[Profile, tuple[str, ...]]:
     """Return the profile without the launcher options that the launcher does not know, and those options.
 
-    A launcher that is missing or fails in another way is reported by the preflight. The options of ibrun are
-    not checked, as it cannot be called without starting ranks.
+    A launcher that is missing or fails in another way is reported by the preflight.
     """
-    launcher = profile.launcher
-    if not launcher.options or launcher.program == "ibrun":
+    launcher, starter, modules = profile.launcher, profile.rank_launcher, profile.modules
+    if not launcher.options:
         return profile, ()
     try:
-        program = find_launcher(path, launcher.program, profile.modules)
+        program = starter.find(path, modules)
         refused = tuple(
             option
             for option in launcher.options
-            if not launcher_accepts(
-                LocalHost(), program, option, lambda argv: with_modules(argv, profile.modules, path)
+            if not starter.accepts(
+                LocalHost(), program, option, lambda argv: with_modules(argv, modules, path)
             )
         )
     except ClusterError:
@@ -473,25 +452,6 @@ def drop_refused_options(profile: Profile, path: str) -> tuple[Profile, tuple[st
     options = tuple(option for option in launcher.options if option not in refused)
     known = launcher.model_copy(update={"options": options})
     return profile.model_copy(update={"launcher": known}), refused
-
-
-def find_launcher(path: str, program: str = HYDRA, modules: Sequence[str] = ()) -> str:
-    """Return the path of the launcher; raises ClusterError if neither the search path nor a module has it."""
-    if not modules:
-        found = shutil.which(program, path=path)
-    else:
-        argv = with_modules(["bash", "-c", 'command -v "$0"', program], modules, path)
-        done = LocalHost().run(argv)
-        found = done.stdout.rstrip("\n").rpartition("\n")[2] if done.returncode == 0 else None
-        if not found and done.stderr.strip():
-            what = f"module load {' '.join(modules)} fails: {done.stderr.strip().splitlines()[0][:200]}"
-            raise ClusterError(program, what, "check the profile's modules with `module avail`")
-    if not found:
-        raise ClusterError(program, "not found on PATH", _LAUNCHER_HINTS[program])
-    if program == HYDRA and _SHELL_SPECIAL.search(found):
-        what = "has special characters in its path, which hydra passes unquoted to shells on the hosts"
-        raise ClusterError(found, what, "install it in a folder with a plain name")
-    return found
 
 
 # Gets each event of a run once it is in the journal, and its line, which is empty if it has none.

@@ -29,7 +29,8 @@ from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe, Reported
 from caffe_recipes.review.columns import align_columns
-from caffe_recipes.run.caffe import find_our_trainer, require_caffe, verify_weights
+from caffe_recipes.run.caffe import find_our_trainer, require_caffe
+from caffe_recipes.run.caffe_models import verify_weights
 from caffe_recipes.run.context import describe_access, search_path
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import load_digests

@@ -294,7 +294,7 @@ class Placed(Event):
         """Return the line to print, with the number of files."""
         trainer = find_trainer(recipe)
         folders = ", ".join(trainer.folders())
-        return f"wrote {describe_count(len(self.files), trainer.file_kind)} to {folders}"
+        return f"wrote {describe_count(len(self.files), trainer.words.file_kind)} to {folders}"
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,7 @@ class Launch(Event):
             return (
                 f"{step.phase}: {describe_count(left, 'iteration')} from the checkpoint at {self.resumed:,}"
             )
-        source = self.starts_from or find_trainer(recipe).initialization
+        source = self.starts_from or find_trainer(recipe).words.initialization
         return f"{step.phase}: {describe_count(step.last_iter, 'iteration')} from {source}"
 
 

@@ -20,6 +20,7 @@ from caffe_recipes.caffe.logs import SATURATED_LOSS, LogFile, split_rank
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.ranks import PulseMonitor, end_ranks, request_snapshot
+from caffe_recipes.cluster.slurm.steps import describe_steps
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.files import release, reserve
 from caffe_recipes.run.context import LaunchFailed, Run
@@ -27,7 +28,6 @@ from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.prepare import check_hosts_read, ensure_weights
 from caffe_recipes.run.process import AHEAD_BYTES, TrainerProcess
-from caffe_recipes.run.slurm_job import describe_steps
 from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (
@@ -159,9 +159,9 @@ class CheckpointKeeper:
         summary, trainer, taken = self._tail.summary, self._run.setting.trainer, False
         while self._seen < len(summary.solverstates):
             path = summary.solverstates[self._seen]
-            iteration = trainer.checkpoint_iter(path)
+            iteration = trainer.models.checkpoint_iter(path)
             if iteration is not None and iteration < self._training.last_iter:
-                if not has_passed(summary, trainer.model_beside(path), iteration):
+                if not has_passed(summary, trainer.models.model_beside(path), iteration):
                     break
                 if str(self._run.path(path)) not in self._kept and self._is_sound():
                     self._keep(path)
@@ -182,7 +182,7 @@ class CheckpointKeeper:
         folder, setting = f"{run.folder}/checkpoints", run.setting
         before = run.journal.state().checkpoints.get(training.phase, ())
         try:
-            kept = setting.trainer.fetch_checkpoint(
+            kept = setting.trainer.models.fetch_checkpoint(
                 self._lead(), setting.root, run.plan.files, training, path, folder
             )
             run.emit(Checkpointed(kept))
@@ -425,7 +425,7 @@ class _LaunchMonitor:
             return
         self._seen = seen
         epoch_iter = setting.recipe.train_images / training.images_per_iter
-        found = find_guessing(summary, setting.trainer.classes(), epoch_iter) or find_unread(
+        found = find_guessing(summary, setting.recipe.classes, epoch_iter) or find_unread(
             summary, training.display_iter, self._launch.resumed or 0
         )
         if found is not None:
@@ -437,7 +437,7 @@ class _LaunchMonitor:
         run, self._is_snapshot_requested, self._keeper.is_wanted = self._run, True, True
         argument = run.setting.trainer.snapshot_argument(self._launch.arguments)
         if argument is None:
-            run.notify(f"{run.setting.trainer.title} cannot write a checkpoint on request")
+            run.notify(f"{run.setting.trainer.words.title} cannot write a checkpoint on request")
             return False
         try:
             answer = request_snapshot(self.lead(), self._launch.id, argument)
@@ -445,12 +445,12 @@ class _LaunchMonitor:
             run.notify(f"cannot request a snapshot: {error}")
             return False
         if answer != "asked":
-            title = run.setting.trainer.title
+            title = run.setting.trainer.words.title
             run.notify(f"no snapshot: {title} has not started yet, or has ended; finished phases are kept")
             return False
         self._keeper.skip()
         self._end_at = time.monotonic() + run.setting.stop_grace_s
-        run.notify(f"asked {run.setting.trainer.title} for a snapshot; interrupt again to stop at once")
+        run.notify(f"asked {run.setting.trainer.words.title} for a snapshot; interrupt again to stop at once")
         return True
 
     def _check_hosts(self) -> Trouble | None:

@@ -21,9 +21,10 @@ from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hostfile import fold_hosts
 from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, first_error, try_each
-from caffe_recipes.cluster.launcher import step_environment
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, names_host
 from caffe_recipes.cluster.remote import own_file_stamp
+from caffe_recipes.cluster.slurm.steps import end_given_up
+from caffe_recipes.cluster.slurm.waiting import wait_for_slurm
 from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
@@ -33,7 +34,7 @@ from caffe_recipes.run.launch import Followed, end_everywhere, follow
 from caffe_recipes.run.prepare import check_hosts_read, ensure_files, ensure_weights
 from caffe_recipes.run.process import TrainerProcess, make_room
 from caffe_recipes.run.signals import Interrupted
-from caffe_recipes.run.slurm_job import asks_slurm, end_given_up, started_before, wait_for_slurm
+from caffe_recipes.run.slurm_job import started_before
 from caffe_recipes.run.snapshots import (
     BadSnapshot,
     HostAway,
@@ -149,7 +150,7 @@ def _fetch(run: Run, lead: Host, net: str, path: str, stamp: str | None, to: str
     until, tries = time.monotonic() + _AGAIN_S, 0
 
     def check(part: Path) -> None:
-        run.setting.trainer.check_model(run.plan.files, net, part)
+        run.setting.trainer.models.check_model(run.plan.files, net, part)
 
     while True:
         try:
@@ -225,7 +226,8 @@ def train(run: Run, training: Training) -> None:
     for name in run.setting.trainer.set_aside(run.setting.root, training, checkpoint):
         run.notify(f"moved {name} away, since the run does not resume from it", training.phase)
     check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
-    by_slurm = bool(state.job) and asks_slurm(run.setting.profile.launcher.program, run.setting.environment)
+    launcher = run.setting.profile.rank_launcher
+    by_slurm = bool(state.job) and launcher.asks_slurm(run.setting.environment)
     if by_slurm:
         wait_for_slurm(state.job, say=run.notify)
     launch = _plan_launch(run, training, state, checkpoint, weights)
@@ -243,7 +245,7 @@ def train(run: Run, training: Training) -> None:
     argv = run.setting.training_argv(launch.arguments, f"{run.folder}/hostfile", launch.id)
     environment = {**run.setting.environment, LAUNCH_VARIABLE: launch.id}
     if by_slurm:
-        environment |= step_environment(launch.id, {**os.environ, **run.setting.environment})
+        environment |= launcher.step_environment(launch.id, {**os.environ, **run.setting.environment})
     _follow_to_end(
         run, training, launch, lambda: run.setting.start(argv, run.setting.root, environment, log, inherited)
     )
@@ -350,7 +352,7 @@ def _checkpoint_paths(run: Run, training: Training) -> Iterator[str]:
         return
     step = choose_interval(every, training.snapshots_at)
     for iteration in range(step, training.last_iter, step):
-        yield from map(run.setting.path, run.setting.trainer.written_at(training, iteration))
+        yield from map(run.setting.path, run.setting.trainer.models.written_at(training, iteration))
 
 
 def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoint | None:
@@ -361,7 +363,7 @@ def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoin
         if checkpoint.iteration >= beyond:
             continue
         try:
-            setting.trainer.verify_checkpoint(setting.root, run.plan.files, training.net, checkpoint)
+            setting.trainer.models.verify_checkpoint(setting.root, run.plan.files, training.net, checkpoint)
         except WeightsError as error:
             run.notify(f"skipping a checkpoint: {error}", training.phase)
         else:

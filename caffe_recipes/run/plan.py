@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caffe_recipes.cluster.launcher import HYDRA, RankLaunch, mlsl_environment, thread_environment
+from caffe_recipes.cluster.launchers.launcher import RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe, TensorFlowRecipe
@@ -60,16 +60,15 @@ def plan_files(recipe: AnyRecipe) -> dict[str, str]:
 
 
 def bind_ranks(profile: Profile, recipe: AnyRecipe) -> Profile:
-    """Return the profile with hydra's option that binds each of several ranks on a node to a socket.
+    """Return the profile with the launcher's option that binds each of several ranks on a node to a socket.
 
     Only if the trainer's ranks do not pin their threads themselves, and the profile's options bind none.
-    MPICH's hydra binds no rank by default. Intel's does so by I_MPI_PIN, and ignores the option.
     """
-    launcher = profile.launcher
-    is_bound = any("-bind" in option for option in launcher.options)
-    if is_bound or launcher.program != HYDRA or recipe.cluster.ranks_per_node == 1:
+    launcher, option = profile.launcher, profile.rank_launcher.bind_option
+    is_bound = any("-bind" in each for each in launcher.options) or find_trainer(recipe).pins_threads
+    if is_bound or not option or recipe.cluster.ranks_per_node == 1:
         return profile
-    options = (*launcher.options, *find_trainer(recipe).binding)
+    options = (*launcher.options, option)
     return profile.model_copy(update={"launcher": launcher.model_copy(update={"options": options})})
 
 
@@ -80,7 +79,7 @@ def plan_launch(
     cluster, launcher = recipe.cluster, profile.launcher
     servers = mlsl_environment(*find_servers(recipe, profile))
     return RankLaunch(
-        program=launcher.program,
+        launcher=profile.rank_launcher,
         hosts=tuple(hosts),
         ranks_per_node=cluster.ranks_per_node,
         hostfile=hostfile,
@@ -89,7 +88,7 @@ def plan_launch(
         environment={**launcher.environment, **servers},
         modules=profile.modules,
         path=path,
-        container=profile.container,
+        container=profile.container.words if profile.container else (),
     )
 
 

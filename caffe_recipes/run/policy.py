@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from caffe_recipes.errors import InputError
+
+if TYPE_CHECKING:
+    from caffe_recipes.cluster.launchers.launcher import Launcher
 
 OnFailure = Literal["stop", "retry", "replace"]
 ON_FAILURE: tuple[OnFailure, ...] = get_args(OnFailure)
@@ -27,10 +30,12 @@ class Policy:
     stall_s: float | None = None
 
 
-def check_policy(policy: Policy, launcher: str, *, side_by_side: bool = False) -> None:
+def check_policy(policy: Policy, launcher: Launcher, *, side_by_side: bool = False) -> None:
     """Raise InputError if spares are needed and the launcher cannot start ranks on them."""
-    what = "ibrun starts ranks only on the first hosts of the job, never on a spare"
-    if policy.on_failure == "replace" and launcher == "ibrun":
+    if launcher.chooses_hosts:
+        return
+    what = f"{launcher.program} starts ranks only on the first hosts of the job, never on a spare"
+    if policy.on_failure == "replace":
         raise InputError("--on-failure replace", what, "use --on-failure retry, or another --profile")
-    if side_by_side and launcher == "ibrun":
+    if side_by_side:
         raise InputError("--side-by-side", what, "leave it out, or use another --profile")

@@ -60,7 +60,7 @@ def _build(run: Run) -> None:
     if missing:
         run.notify(f"building {', '.join(run.setting.show(path) for path in missing)}")
         try:
-            run.setting.trainer.build(missing[0].parent)
+            run.setting.trainer.data.build(missing[0].parent)
         except RunFailed as error:  # the disk is full
             run.emit(Failed(str(error)))
             raise
@@ -102,7 +102,7 @@ def stage_data(run: Run) -> None:
     if failed:
         raise refusal(failed, place, len(placed))
     check_data(setting, "train")
-    if setting.trainer.tests_on_ranks:
+    if setting.trainer.data.tests_on_ranks:
         check_data(setting, "test")
 
 
@@ -116,7 +116,7 @@ def ensure_weights(run: Run, path: str, net: str) -> str:
         return ensure_snapshot(run, path)
     before = run.journal.state().weights.get(path)
     if before is None:
-        run.setting.trainer.check_model(run.plan.files, net, run.path(path))
+        run.setting.trainer.models.check_model(run.plan.files, net, run.path(path))
         return digest_weights(run.path(path))
     verify_digest(
         run.path(path), before, "the file that training started from", "restore it, or start over with --new"
@@ -150,7 +150,7 @@ def ensure_snapshot(run: Run, path: str) -> str:
     trained = run.setting.path(step.trained_path(path))
 
     def check(part: Path) -> None:
-        run.setting.trainer.check_model(run.plan.files, step.net, part)
+        run.setting.trainer.models.check_model(run.plan.files, step.net, part)
 
     with run.lock.preparing:  # a branch may start from the same snapshot
         try:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from caffe_recipes.cluster.launcher import ENDED_BY_US
+from caffe_recipes.cluster.rank_exits import ENDED_BY_US
 from caffe_recipes.errors import InputError, RunFailed, hint_for
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState

@@ -18,6 +18,8 @@ from typing import Literal
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import open_host
+from caffe_recipes.cluster.slurm.this_job import this_job
+from caffe_recipes.cluster.slurm.waiting import ask_slurm
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.branches import BranchPlan, BranchThreads, on_hosts, plan_branches
@@ -71,7 +73,7 @@ from caffe_recipes.run.process import (
 )
 from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
-from caffe_recipes.run.slurm_job import ask_slurm, check_over, this_job
+from caffe_recipes.run.slurm_job import check_over
 from caffe_recipes.run.snapshots import check_interval, delete_parts, verify_kept
 from caffe_recipes.run.trainer import RunPlan, Training
 from caffe_recipes.wording import describe_count, describe_names

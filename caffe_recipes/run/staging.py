@@ -15,8 +15,8 @@ from typing import Literal
 from caffe_recipes.cluster import remote
 from caffe_recipes.cluster.commands import COMMAND_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, LocalHost, ask_all, first_error, opened
-from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
-from caffe_recipes.cluster.profiles import Launcher, Profile
+from caffe_recipes.cluster.launchers.launcher import RankLaunch
+from caffe_recipes.cluster.profiles import LauncherDefaults, Profile
 from caffe_recipes.cluster.staging import How
 from caffe_recipes.cluster.staging.file_sets import FileSet
 from caffe_recipes.cluster.staging.plan import CopyRates
@@ -32,7 +32,6 @@ from caffe_recipes.run.context import (
     StageOptions,
     drop_refused_options,
     find_hosts,
-    find_launcher,
     find_profile,
     name_hosts,
     search_path,
@@ -60,8 +59,8 @@ def stage_recipe(
     names, found = find_staged_hosts(recipe, options)
     if found.stale:
         say(found.stale)
-    trainer.check_source(root, given)
-    sets = trainer.file_sets(root, names, given, is_whole=options.is_whole)
+    trainer.data.check_source(root, given)
+    sets = trainer.data.file_sets(root, names, given, is_whole=options.is_whole)
     for files in sets:
         check_source_access(root, files.read_paths)
     if len(names) < recipe.cluster.nodes:
@@ -80,7 +79,7 @@ def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost,
     if source is None:
         return ()
     hosts = setting.lmdb_hosts if setting.recipe.reads_lmdb else setting.hosts
-    sets = setting.trainer.file_sets(setting.root, [host.name for host in hosts], source)
+    sets = setting.trainer.data.file_sets(setting.root, [host.name for host in hosts], source)
     for files in sets:
         check_source_access(setting.root, files.read_paths)
     return _stage_sets(hosts, sets, ways, say)
@@ -131,18 +130,17 @@ def find_chain_env(profile: Profile) -> ChainEnv | None:
         return None
     path = search_path(ours_first=True)  # mpi4py and the launcher must be of the same MPI, ours if installed
     modules = profile.modules
-    program: str = profile.launcher.program
-    if program == "ibrun":  # it starts as many ranks per host as the job asked for, where one is needed
-        launcher = Launcher(environment=profile.launcher.environment)
-        profile, program = profile.model_copy(update={"launcher": launcher}), HYDRA
+    if not profile.rank_launcher.chooses_hosts:  # nor the ranks per host, of which one is needed
+        defaults = LauncherDefaults(environment=profile.launcher.environment)
+        profile = profile.model_copy(update={"launcher": defaults})
     try:
-        find_launcher(path, program, modules)
+        profile.rank_launcher.find(path, modules)
     except ClusterError:
         return None
     known, _ = drop_refused_options(profile, path)
 
     launch = RankLaunch(
-        program=program,
+        profile.rank_launcher,
         options=known.launcher.options,
         environment=profile.launcher.environment,
         modules=modules,
@@ -179,7 +177,7 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
     Raises InputError, before any host is reached, if a run of the recipe is running here.
     """
     root = Path(os.path.realpath(options.root))
-    places = [str(root / folder) for folder in find_trainer(recipe).staged_folders]
+    places = [str(root / folder) for folder in find_trainer(recipe).data.staged_folders]
     files = [DATA] if recipe.reads_lmdb else []  # else all that were staged
     copy_with = find_profile(recipe, options.profile).copy_with
     names, found = find_staged_hosts(recipe, options)
@@ -235,14 +233,14 @@ def ask_about_data(
     Test data are asked about on this machine, which evaluates, and on the hosts only if ranks read them too.
     """
     trainer = setting.trainer
-    folder = trainer.data_folder if part == "train" else trainer.test_folder
+    folder = trainer.data.folder if part == "train" else trainer.data.test_folder
     if folder is None:
         return ()
     if part == "test":
         here = [host for host in hosts if host.is_local][:1] or [LocalHost()]
-        hosts = [*here, *(host for host in hosts if trainer.tests_on_ranks and host not in here)]
+        hosts = [*here, *(host for host in hosts if trainer.data.tests_on_ranks and host not in here)]
     path, root, hint = setting.path(folder), str(setting.root), _HINTS[part]
-    words = (path, root, *trainer.data_files(path))
+    words = (path, root, *trainer.data.manifests(path))
     verb: remote.ReadVerb = "may-read-data" if may_be_absent else "read-data"
     return ask_all(hosts, lambda host: remote.check_trust(host, verb, *words, hint=hint), ASK_S)
 

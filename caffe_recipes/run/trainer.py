@@ -1,13 +1,14 @@
 """The interface between a run and the program that trains, and the types that both use: the steps of a run.
 
-Only `plan` chooses a program; `events`, `ensemble` and `preflight.storage` use parts of one. Paths are
-relative to the Caffe root.
+A `Trainer` plans phases and evaluations, writes commands and reads logs. Its `TrainingData` are staged, and
+its `ModelFiles` fetched and checked. Only `plan` chooses a program; `events`, `ensemble` and
+`preflight.storage` use parts of one. Paths are relative to the Caffe root.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -30,7 +31,8 @@ class Training:
     `snapshots_at` are the iterations of those, and of the last one if the trainer is stopped there
     (`is_stopped`). `snapshots` is the number of snapshots that it writes, one every `every_iter` iterations.
     Its log shows the loss every `display_iter` iterations; 0 if that is not known.
-    `starts_from` is the phase whose model it starts from. No other phase starts from one that `is_end`.
+    `starts_from` is the phase whose model it starts from. No other phase starts from one that `is_end`. One
+    that is not `is_main` is a branch, which may be trained beside the main phases.
     """
 
     phase: str
@@ -49,6 +51,7 @@ class Training:
     display_iter: int = 0
     starts_from: str | None = None
     is_end: bool = True
+    is_main: bool = True
     is_evaluated: bool = False
     reported: Reported = field(default_factory=Reported)
 
@@ -125,18 +128,6 @@ class LockFree:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A short test of a trainer on one host: files for a temporary folder, and the arguments of each attempt.
-
-    `attempts` are by name; `all_well` is the message if all of them succeed.
-    """
-
-    files: Mapping[str, str]
-    attempts: Mapping[str, tuple[str, ...]]
-    all_well: str
-
-
-@dataclass(frozen=True)
 class Attempt:
     """One attempt of a trial: the trainer's exit code, and the end of its log."""
 
@@ -144,30 +135,163 @@ class Attempt:
     log: str
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A short test of a trainer on one host: files for a temporary folder, and the arguments of each attempt.
+
+    `attempts` are by name; `all_well` is the message if all of them succeed. `judge` returns what went wrong
+    in an attempt that had a number of seconds; None if nothing did. With the `world` arguments, each rank of
+    a launch prints `caffe-recipes: rank R of N`; they are empty if the program cannot do that.
+    """
+
+    files: Mapping[str, str]
+    attempts: Mapping[str, tuple[str, ...]]
+    all_well: str
+    judge: Callable[[Attempt, float], str | None]
+    world: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProgramWords:
+    """The words of messages about a program.
+
+    Its `title`, such as "Caffe"; the `file_kind` of one of its files, such as "prototxt"; the
+    `initialization` of a phase that starts from no weights; and the hint `if_broken`.
+    """
+
+    title: str
+    file_kind: str
+    initialization: str
+    if_broken: str
+
+
+class TrainingData(Protocol):
+    """The data that a recipe trains and tests on: where they come from, and where the ranks read them.
+
+    They are staged as `file_sets` from a source, or from the folders in `built`, which `build` fills.
+    """
+
+    @property
+    def folder(self) -> str | None:
+        """The folder on each node that holds the training data; None if the nets name their data."""
+
+    @property
+    def source(self) -> str | None:
+        """The folder from which the training data are staged; None if the recipe names none."""
+
+    @property
+    def test_folder(self) -> str | None:
+        """The folder that holds the test data; None if nothing is tested."""
+
+    @property
+    def tests_on_ranks(self) -> bool:
+        """Whether each rank opens the test data during training, too."""
+        return False
+
+    @property
+    def mean_files(self) -> tuple[str, ...]:
+        """The mean images that each rank subtracts from the images that it trains or tests on."""
+        return ()
+
+    def manifests(self, folder: str) -> tuple[str, ...]:
+        """Return the files that say what a folder of data contains, in or beside it; an LMDB has none."""
+        return ()
+
+    @property
+    def staged_folders(self) -> tuple[str, ...]:
+        """The folders on the nodes to which data are staged."""
+        return () if self.folder is None else (self.folder,)
+
+    def file_sets(
+        self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
+    ) -> Sequence[FileSet]:
+        """Return the files of the training data that each host needs.
+
+        `names` are the hosts in the order of their ranks. Without `source`, the recipe's own is used. With
+        `is_whole`, every host gets all files. Raises InputError if there is no source, and DataError if the
+        files are not those of the recipe.
+        """
+
+    def check_source(self, root: Path, given: Path | None) -> None:
+        """Raise DataError unless the `given` folder, or else `source`, holds complete data.
+
+        Raises InputError without either.
+        """
+
+    @property
+    def built(self) -> tuple[str, ...]:
+        """The data folders that a run builds if they are missing."""
+
+    def build(self, folder: Path) -> None:
+        """Build the data of `built` inside `folder`. Raises RunFailed if the disk is full."""
+
+
+class ModelFiles(Protocol):
+    """The models that a program writes, by their paths and contents.
+
+    A model is a file of trained weights, with a name that ends in `model_suffix`. A snapshot is a model that
+    the program writes in a phase, with a file of the solver's state. A checkpoint is a snapshot that is kept
+    to resume the phase from.
+    """
+
+    model_suffix: ClassVar[str]
+
+    def prefix(self, training: Training) -> str:
+        """Return the common prefix of the paths of all snapshots of a phase."""
+
+    def written_at(self, training: Training, iteration: int) -> tuple[str, ...]:
+        """Return the paths of the snapshot that a phase writes at an iteration."""
+
+    def model_bytes(self, files: Mapping[str, str], net: str, root: Path, source: Path | None) -> int | None:
+        """Return the size of a model in bytes; None if it depends on the training data."""
+
+    def check_model(self, files: Mapping[str, str], net: str, path: Path) -> None:
+        """Raise WeightsError if a model file is damaged or does not fit `net`."""
+
+    def checkpoint_iter(self, state: str) -> int | None:
+        """Return the iteration of a checkpoint by the path of its state file; None for any other path."""
+
+    def model_beside(self, state: str) -> str:
+        """Return the model file that belongs to a checkpoint's state file."""
+
+    def fetch_checkpoint(
+        self, host: Host, root: Path, files: Mapping[str, str], training: Training, state: str, folder: str
+    ) -> Checkpoint:
+        """Return a checkpoint that `host` holds, verified, and copied into `folder` if needed.
+
+        Raises RunFailed if it cannot be fetched, or is damaged.
+        """
+
+    def verify_checkpoint(
+        self, root: Path, files: Mapping[str, str], net: str, checkpoint: Checkpoint
+    ) -> None:
+        """Raise WeightsError if the kept files of a checkpoint are missing or damaged."""
+
+
 class Trainer(Protocol):
     """A program that trains a recipe. Paths given as `str` are relative to the Caffe root.
 
-    A model is a file of trained weights. A snapshot is a model that the program writes in a phase, with a
-    file of the solver's state. A checkpoint is a snapshot that is kept to resume the phase from.
-
-    Messages have the program's `title`, such as "Caffe", the `file_kind` of one of its `files`, such as
-    "prototxt", and its `initialization` of a phase that starts from no weights; they end with `failure_hint`
-    if the program does not work. `model_suffix` is that of model files, such as ".caffemodel". `checks` are
-    the preflight checks that it needs besides those of every run. A program that `always_checkpoints` writes
-    checkpoints even if the user asks for none. `binding` are the options with which hydra binds several ranks
-    on a node, if they do not pin their threads themselves.
+    Messages have its `words`. `checks` are the preflight checks that it needs besides those of every run. A
+    program that `always_checkpoints` writes checkpoints even if the user asks for none. If it `pins_threads`
+    of its ranks, the launcher does not bind them to sockets.
 
     A method with a body here is the default; a program overrides it where it differs.
     """
 
-    title: ClassVar[str]
-    file_kind: ClassVar[str]
-    initialization: ClassVar[str]
-    failure_hint: ClassVar[str]
-    model_suffix: ClassVar[str]
+    words: ClassVar[ProgramWords]
     checks: ClassVar[tuple[str, ...]]
     always_checkpoints: ClassVar[bool]
-    binding: ClassVar[tuple[str, ...]] = ()
+    pins_threads: ClassVar[bool] = True
+
+    @property
+    def data(self) -> TrainingData:
+        """The data that the recipe trains and tests on."""
+
+    @property
+    def models(self) -> ModelFiles:
+        """The models that the program writes."""
+
+    # The program and its files.
 
     @property
     def is_ours(self) -> bool:
@@ -182,68 +306,37 @@ class Trainer(Protocol):
     def inputs(self) -> tuple[str, ...]:
         """The files that the program runs or reads besides the data and what phases write."""
 
-    @property
-    def mean_files(self) -> tuple[str, ...]:
-        """The mean images among `inputs` that each rank subtracts from those that it trains or tests on."""
-        return ()
-
-    @property
-    def data_folder(self) -> str | None:
-        """The folder on each node that holds the training data; None if the nets name their data."""
-
-    @property
-    def data_source(self) -> str | None:
-        """The folder from which the training data are staged; None if the recipe names none."""
-
-    @property
-    def test_folder(self) -> str | None:
-        """The folder that holds the test data; None if nothing is tested."""
-
-    def data_files(self, folder: str) -> tuple[str, ...]:
-        """Return the files that say what a folder of data contains, in or beside it; an LMDB has none."""
-        return ()
-
-    @property
-    def tests_on_ranks(self) -> bool:
-        """Whether each rank opens the test data during training, too."""
-        return False
-
-    @property
-    def staged_folders(self) -> tuple[str, ...]:
-        """The folders on the nodes to which data are staged."""
-        return () if self.data_folder is None else (self.data_folder,)
-
-    def file_sets(
-        self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
-    ) -> Sequence[FileSet]:
-        """Return the files of the training data that each host needs.
-
-        `names` are the hosts in the order of their ranks. Without `source`, the recipe's own is used. With
-        `is_whole`, every host gets all files. Raises InputError if there is no source, and DataError if the
-        files are not those of the recipe.
-        """
-
-    def check_source(self, root: Path, given: Path | None) -> None:
-        """Raise DataError unless the `given` folder, or else `data_source`, holds complete data.
-
-        Raises InputError without either.
-        """
-
-    @property
-    def built(self) -> tuple[str, ...]:
-        """The data folders that a run builds if they are missing."""
-
-    def build(self, folder: Path) -> None:
-        """Build the data of `built` inside `folder`. Raises RunFailed if the disk is full."""
-
-    # The plan.
-
     def find_program(self, root: Path, path: str, profile: Profile) -> str:
         """Return the program's path, relative to the Caffe root. Raises InputError if it does not exist."""
 
     def environment(self, root: Path) -> dict[str, str]:
         """Return the environment variables that each process of the program needs."""
         return {}
+
+    def files(self) -> dict[str, str]:
+        """Return the files that must exist before a launch: {path: text}."""
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the folders that hold `files`."""
+
+    def digest_files(self, files: Mapping[str, str]) -> dict[str, str]:
+        """Return a digest of the meaning of each file, by path. Comments and formatting do not change it."""
+
+    def mistakes(self, phases: Collection[str], root: Path, source: Path | None) -> tuple[InputError, ...]:
+        """Return the errors of `lint` in what some phases train, without those that the recipe accepts.
+
+        `source` is where the training data are staged from, without which it is the recipe's own.
+        """
+        return ()
+
+    def unknown_flags(self) -> tuple[Misspelt, ...]:
+        """Return the flags of the recipe that the programs do not know: location, what is wrong, hint."""
+        return ()
+
+    def trial(self) -> Trial:
+        """Return the short trial that shows on one host whether the program works."""
+
+    # The plan.
 
     def steps(self, folder: str) -> tuple[Training, ...]:
         """Return the phases to train, in order, for a run whose folder is `folder`."""
@@ -254,39 +347,9 @@ class Trainer(Protocol):
     def read_back(self, training: Training) -> Testing | None:
         """Return a process that verifies a phase's fetched files by loading them with the program itself.
 
-        None if `check_model` is enough.
+        None if `models.check_model` is enough.
         """
         return None
-
-    def main_line(self) -> frozenset[str]:
-        """Return the names of the main phases; all others are branches, which may be trained beside them."""
-
-    def classes(self) -> int:
-        """Return the number of classes that the net distinguishes."""
-
-    def files(self) -> dict[str, str]:
-        """Return the files that must exist before a launch: {path: text}."""
-
-    def mistakes(self, phases: Collection[str], root: Path, source: Path | None) -> tuple[InputError, ...]:
-        """Return the errors of `lint` in what some phases train, without those that the recipe accepts.
-
-        `source` is where the training data are staged from, without which it is the recipe's own.
-        """
-        return ()
-
-    def chooses_device(self) -> bool:
-        """Return whether a run chooses the CPU or a GPU, since the recipe leaves it open."""
-        return False
-
-    def unknown_flags(self) -> tuple[Misspelt, ...]:
-        """Return the flags of the recipe that the programs do not know: location, what is wrong, hint."""
-        return ()
-
-    def folders(self) -> tuple[str, ...]:
-        """Return the folders that hold `files`."""
-
-    def digest_files(self, files: Mapping[str, str]) -> dict[str, str]:
-        """Return a digest of the meaning of each file, by path. Comments and formatting do not change it."""
 
     # A launch, and its log.
 
@@ -337,51 +400,6 @@ class Trainer(Protocol):
         None if it loaded all of them, or compares the names and shapes with its model itself.
         """
         return None
-
-    # Models and checkpoints.
-
-    def prefix(self, training: Training) -> str:
-        """Return the common prefix of the paths of all snapshots of a phase."""
-
-    def written_at(self, training: Training, iteration: int) -> tuple[str, ...]:
-        """Return the paths of the snapshot that a phase writes at an iteration."""
-
-    def model_bytes(self, files: Mapping[str, str], net: str, root: Path, source: Path | None) -> int | None:
-        """Return the size of a model in bytes; None if it depends on the training data."""
-
-    def check_model(self, files: Mapping[str, str], net: str, path: Path) -> None:
-        """Raise WeightsError if a model file is damaged or does not fit `net`."""
-
-    def checkpoint_iter(self, state: str) -> int | None:
-        """Return the iteration of a checkpoint by the path of its state file; None for any other path."""
-
-    def model_beside(self, state: str) -> str:
-        """Return the model file that belongs to a checkpoint's state file."""
-
-    def fetch_checkpoint(
-        self, host: Host, root: Path, files: Mapping[str, str], training: Training, state: str, folder: str
-    ) -> Checkpoint:
-        """Return a checkpoint that `host` holds, verified, and copied into `folder` if needed.
-
-        Raises RunFailed if it cannot be fetched, or is damaged.
-        """
-
-    def verify_checkpoint(
-        self, root: Path, files: Mapping[str, str], net: str, checkpoint: Checkpoint
-    ) -> None:
-        """Raise WeightsError if the kept files of a checkpoint are missing or damaged."""
-
-    # The trial in the preflight, and evaluation.
-
-    def trial(self) -> Trial:
-        """Return the short trial that shows on one host whether the program works."""
-
-    def judge(self, attempt: Attempt, limit_s: float) -> str | None:
-        """Return what went wrong in an attempt of the trial; None if nothing did."""
-
-    def world_arguments(self) -> tuple[str, ...]:
-        """Return arguments that make each rank print `caffe-recipes: rank R of N`; empty if it cannot."""
-        return ()
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
         """Return the results of an evaluation by name; empty if its log has none."""

@@ -18,25 +18,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from caffe_recipes.caffe.logs import SATURATED_LOSS, Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
-from caffe_recipes.cluster.launcher import RankExitReader, describe_signal
+from caffe_recipes.cluster.launchers.launcher import describe_signal
+from caffe_recipes.cluster.launchers.srun import NO_STEP, STEP_WAITS
+from caffe_recipes.cluster.rank_exits import RankExitReader
 from caffe_recipes.cluster.ranks import Pulse, Silence, Straggler, find_straggler, find_unstarted
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.units import describe_duration, write_clock
 
-# Printed by srun. Hydra does not notice that the srun which starts its proxies has failed, and waits forever.
-_NO_STEP = re.compile(r"srun: (?:error|fatal): (Unable to (?:confirm allocation|create step).*)")
-# Printed by srun while other steps hold its nodes, and once that is over.
-_STEP_WAITS = re.compile(
-    r"(srun: Job \d+ step creation (?:temporarily|still) disabled, retrying.*)|srun: Step created for .*"
-)
 # An informational line of glog, which is not the reason why a trainer ended.
 _INFO = re.compile(r"I[0-9]{4,8} [0-9:.]+ +[0-9]+ \S+\] ")
 _NUMBERS = re.compile(r"\d+")
-# If there is more unread than this, as when resuming, only both ends of it are read in full,
+# If there is more unread than this, as when resuming, only both ends of it are read in full, and of the rest
+# only lines with one of the VITAL words of the launchers or the trainer.
 _MOST_BYTES = 64 << 20
 _END_BYTES = 8 << 20
-# and of the rest only lines that contain one of these words of launchers, or of the trainer's VITAL.
-_VITAL = ("EXIT STRING", "RUNNING AT", "srun: ")
 _FATAL = re.compile(r"^(?:\[\d+\] ?)?F\d{4} ", re.MULTILINE)  # a fatal line of glog
 # The most distinct lines to remember before the first iteration.
 _MOST_SEEN = 10_000
@@ -126,7 +121,7 @@ class LogTail:
             self._process(lines)
 
     def _is_vital(self, text: str) -> bool:
-        words = (*_VITAL, *self.summary.VITAL)
+        words = (*self.ends.VITAL, *self.summary.VITAL)
         return any(word in text for word in words) or _FATAL.search(text) is not None
 
     def _process(self, lines: list[str]) -> None:
@@ -143,9 +138,9 @@ class LogTail:
             if self.ends.is_over:
                 continue
             self.last_words = text
-            refused = None if self.has_begun else _NO_STEP.fullmatch(text)
+            refused = None if self.has_begun else NO_STEP.fullmatch(text)
             self.no_step = self.no_step or (f"srun: {refused[1][:300]}" if refused else "")
-            if waiting := None if self.has_begun else _STEP_WAITS.fullmatch(text):
+            if waiting := None if self.has_begun else STEP_WAITS.fullmatch(text):
                 self.step_waits = (waiting[1] or "")[:300]
 
     def _is_sign(self, line: str, entry: Entry | None) -> bool:

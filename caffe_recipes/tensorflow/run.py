@@ -8,6 +8,7 @@ are copied verbatim, even where it mixes `--flag value` and `--flag=value`. The 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -264,3 +265,9 @@ def program_texts() -> Iterator[tuple[str, str]]:
 def checkout() -> Path:
     """Return the folder that contains this package, which is the project's in a checkout."""
     return Path(__file__).resolve().parents[2]
+
+
+def own_programs() -> tuple[str, ...]:
+    """Return the folder of the user's own programs, $RESNET_DIR, if set, as the generated scripts do."""
+    given = os.environ.get("RESNET_DIR")
+    return (str(Path(given).absolute()),) if given else ()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
+from caffe_recipes.cluster.slurm.this_job import SLURM_VARIABLES
 from tests.cli.command_line import call_main
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.lmdbs import make_data

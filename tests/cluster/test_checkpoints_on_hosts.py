@@ -68,7 +68,9 @@ class Phase:
 
     def fetch(self) -> Checkpoint:
         folder, files = "runs/x-1/checkpoints", {self.caffe.recipe.net_path(self.training.net): NET}
-        return self.caffe.fetch_checkpoint(self.hosts[0], self.root, files, self.training, STATE, folder)
+        return self.caffe.models.fetch_checkpoint(
+            self.hosts[0], self.root, files, self.training, STATE, folder
+        )
 
     def files(self, host: str) -> str:
         """Return the files in a node's /tmp, with mode and owner."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caffe_recipes.cluster.hostfile import fold_hosts, is_host_name, parse_nodelist, slurm_hosts
+from caffe_recipes.cluster.hostfile import fold_hosts, is_host_name, parse_nodelist
 from caffe_recipes.errors import InputError
 from caffe_recipes.limits import MOST_HOSTS
 
@@ -100,14 +100,6 @@ def test_a_thousand_neighbours_are_one_short_word(first: int, count: int, width:
     assert list(parse_nodelist(fold_hosts(hosts), "nodes")) == hosts
 
 
-def test_the_hosts_of_a_slurm_job_come_from_its_environment() -> None:
-    assert slurm_hosts({}) is None
-    assert slurm_hosts({"SLURM_JOB_NODELIST": ""}) is None
-    assert slurm_hosts({"SLURM_NODELIST": "a[1-2]"}) == ("a1", "a2")
-    with pytest.raises(InputError, match=r"\$SLURM_JOB_NODELIST: 'a\[' is not a node list"):
-        slurm_hosts({"SLURM_JOB_NODELIST": "a["})
-
-
 def test_a_name_that_looks_like_an_option_is_not_a_host_name() -> None:
     bad = ["-l", "-oProxyCommand=x", "", ".", "a-", "a b", "a\n", "a;b", "a$b", "ä", "a" * 300]
     assert not any(is_host_name(name) for name in bad)
@@ -138,9 +130,3 @@ def test_other_addresses_and_names_that_begin_with_digits_are_names() -> None:
 def test_why_a_text_is_not_a_host_is_reported_where_it_is_known(name: str, hint: str) -> None:
     with pytest.raises(InputError, match=f"is not a host; {hint}"):
         parse_nodelist(name, "nodes")
-
-
-@pytest.mark.parametrize("nodes", ["a,b,a", "n[1-3],n2", "n1,N1"])
-def test_a_slurm_job_that_names_a_host_twice_is_refused(nodes: str) -> None:
-    with pytest.raises(InputError, match=r"^\$SLURM_JOB_NODELIST: host \w+ appears twice; give a --hostfile"):
-        slurm_hosts({"SLURM_JOB_NODELIST": nodes})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from caffe_recipes.cluster.launcher import RankLaunch, mlsl_environment, thread_environment
+from caffe_recipes.cluster.launchers.launcher import RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.profiles import (
     Container,
     Profile,
@@ -47,6 +47,7 @@ def test_stampede2_skx_gives_the_published_command_line() -> None:
     assert profile.mlsl.num_servers == 2
     assert profile.omp_num_threads == 22
     argv = RankLaunch(
+        profile.rank_launcher,
         hosts=("",) * 64,
         ranks_per_node=2,
         options=profile.launcher.options,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.launcher import ssh_environment
+from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
 from caffe_recipes.run.journal import load_journal
 from tests.cluster.harness.cluster import ROOT, Cluster
 from tests.cluster.resnet_root import LMDB, PHASES, RECIPE, SCRIPT, Call, ResNetRoot
@@ -66,7 +66,9 @@ def test_the_published_script_is_driven_through_by_run_sh(make_cluster: Callable
     launches, expected = root.launches(), published("mpiexec.hydra")
     assert [call.argv for call in launches] == [call.argv for call in expected]
     assert [call.environment for call in launches] == [call.environment for call in expected]
-    strict = tuple(ssh_environment({})["HYDRA_LAUNCHER_EXTRA_ARGS"].split())  # what its wrapper puts before
+    strict = tuple(
+        DEFAULT_LAUNCHER.environment({})["HYDRA_LAUNCHER_EXTRA_ARGS"].split()
+    )  # what its wrapper puts before
     assert [call.argv for call in root.calls("scp")] == [
         ("scp", *strict, *call.argv[1:]) for call in published("scp")
     ]

@@ -16,19 +16,19 @@ import paramiko
 import pytest
 import yaml
 
-from caffe_recipes.cluster.hostfile import parse_hostfile, slurm_hosts
+from caffe_recipes.cluster.hostfile import parse_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, open_host
-from caffe_recipes.cluster.launcher import ssh_environment, step_environment
+from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node
-from caffe_recipes.cluster.ssh import authenticate
+from caffe_recipes.cluster.slurm.this_job import slurm_hosts
 from caffe_recipes.cluster.ssh_config import load_ssh_options
+from caffe_recipes.cluster.ssh_login import authenticate
 from caffe_recipes.cluster.staging.file_sets import find_source, hash_source, load_digest, staging_lock
 from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.errors import ClusterError, InputError, RecipeError
 from caffe_recipes.recipe.source import parse_recipe
 from caffe_recipes.render.scripts import render_run_script
 from caffe_recipes.run.caffe import find_caffe
-from caffe_recipes.run.context import find_launcher
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.keys import write_key
 from tests.cluster.staging.conftest import clean_node, probe_node, reserve_part
@@ -57,7 +57,7 @@ RECIPE = (ROOT / "caffe_recipes/recipes/stampede2-64n-72ep.yaml").read_text("utf
     ],
 )
 def test_options_for_ssh_are_passed_to_ssh_only(environment: dict[str, str], expected: set[str]) -> None:
-    given = ssh_environment(environment)
+    given = DEFAULT_LAUNCHER.environment(environment)
     assert given.pop("SSH_ASKPASS_REQUIRE") == "never"
     assert given == dict.fromkeys(expected, STRICT)
 
@@ -75,15 +75,19 @@ def test_inside_a_job_options_for_srun_are_passed_to_srun_only(
     environment: dict[str, str], named: set[str]
 ) -> None:
     launch = "0123456789abcdef/init-1"
-    assert step_environment(launch, environment) == {
+    assert DEFAULT_LAUNCHER.step_environment(launch, environment) == {
         "SLURM_OVERLAP": "1",
         **dict.fromkeys(named, f"--job-name={launch}"),
     }
-    assert step_environment(launch, {MPICH: "--mem=0"})[MPICH] == f"--job-name={launch} --mem=0"
+    assert (
+        DEFAULT_LAUNCHER.step_environment(launch, {MPICH: "--mem=0"})[MPICH] == f"--job-name={launch} --mem=0"
+    )
 
 
 def test_ssh_options_of_the_user_come_after_ours_which_take_precedence() -> None:
-    assert ssh_environment({MPICH: "-oForwardAgent=yes"})[MPICH] == f"{STRICT} -oForwardAgent=yes"
+    assert (
+        DEFAULT_LAUNCHER.environment({MPICH: "-oForwardAgent=yes"})[MPICH] == f"{STRICT} -oForwardAgent=yes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +190,7 @@ def test_a_launcher_path_that_a_remote_shell_would_change_is_refused(folder: str
     with pytest.raises(
         ClusterError, match="has special characters in its path, which hydra passes unquoted to shells"
     ):
-        find_launcher(str(launcher.parent))
+        DEFAULT_LAUNCHER.find(str(launcher.parent))
 
 
 @pytest.fixture

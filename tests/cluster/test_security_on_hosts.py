@@ -24,7 +24,7 @@ import yaml
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.hosts import file_bytes
-from caffe_recipes.cluster.launcher import ssh_environment
+from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
 from caffe_recipes.cluster.remote import own_file_stamp
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.cluster
 
 BIN = Path(sys.executable).parent
 HYDRA = shutil.which("mpiexec.hydra", path=f"{BIN}:{os.defpath}") or "mpiexec.hydra"
-STRICT = ssh_environment({})
+STRICT = DEFAULT_LAUNCHER.environment({})
 CLEAN = [str(BIN / "caffe-recipes"), "stage", "digits-local", "--profile", "mpich", "--clean"]
 
 

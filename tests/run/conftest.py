@@ -23,8 +23,8 @@ from rich.console import Console
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
 from caffe_recipes.cluster.hosts import is_this_machine, open_host
+from caffe_recipes.cluster.slurm.this_job import SLURM_VARIABLES
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.own_code import allowing_code

@@ -59,12 +59,12 @@ def model(blobs: int) -> pb.NetParameter:
 def test_a_batch_norm_of_nvcaffe_has_five_blobs_in_its_models(written: Path, tmp_path: Path) -> None:
     trainer = load(written)
     files = trainer.files()
-    assert trainer.model_bytes(files, "train_val", tmp_path, None) == 4 * (WEIGHTS + NORMS)
+    assert trainer.models.model_bytes(files, "train_val", tmp_path, None) == 4 * (WEIGHTS + NORMS)
     save_message(model(5), tmp_path / "m.caffemodel")
-    trainer.check_model(files, "train_val", tmp_path / "m.caffemodel")
+    trainer.models.check_model(files, "train_val", tmp_path / "m.caffemodel")
     save_message(model(3), tmp_path / "m.caffemodel")
     with pytest.raises(WeightsError, match="layer 'bn' has 3 blobs, but the net needs 5"):
-        trainer.check_model(files, "train_val", tmp_path / "m.caffemodel")
+        trainer.models.check_model(files, "train_val", tmp_path / "m.caffemodel")
 
 
 def test_a_digest_holds_the_fields_of_another_caffe_but_no_comments(written: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
@@ -16,7 +17,6 @@ from caffe_recipes.run.context import (
     check_submitted,
     choose_hosts,
     find_hosts,
-    find_launcher,
     find_root,
     search_path,
     submitted_environment,
@@ -163,7 +163,7 @@ def test_a_launcher_that_knows_the_option_is_given_it_at_every_start(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.edit("omp_num_threads: 1", "omp_num_threads: 1, fabric: psm2")
-    hydra = find_launcher(search_path(ours_first=False))
+    hydra = DEFAULT_LAUNCHER.find(search_path(ours_first=False))
     old = place.root / "intel"
     old.mkdir()
     body = f'echo "$1" >>"{place.root}/given"; test "$1" = -PSM2 && shift; exec "{hydra}" "$@"'
@@ -207,7 +207,7 @@ def test_a_profile_gives_ranks_its_environment_and_loads_its_modules(
 
 
 def test_srun_starts_the_ranks_if_the_profile_names_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    (place.root / "srun").write_text(_SRUN.format(find_launcher(search_path(ours_first=False))))
+    (place.root / "srun").write_text(_SRUN.format(DEFAULT_LAUNCHER.find(search_path(ours_first=False))))
     (place.root / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(place.root), prepend=":")
     assert place.run(profile="slurm").outputs

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from caffe_recipes.caffe.logs import LogSummary
-from caffe_recipes.cluster.launcher import ENDED_BY_US
+from caffe_recipes.cluster.rank_exits import ENDED_BY_US
 from caffe_recipes.run.context import LaunchFailed
 from caffe_recipes.run.launch import Followed
 from caffe_recipes.run.phase import check_trained

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.launcher import ENDED_BY_US
+from caffe_recipes.cluster.rank_exits import ENDED_BY_US
 from caffe_recipes.run.process import TrainerProcess, launch_trainer
 
 Start = Callable[..., TrainerProcess]

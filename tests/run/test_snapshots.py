@@ -16,7 +16,8 @@ from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal, own_file_stamp
 from caffe_recipes.errors import ClusterError, HostFailed, RunFailed, WeightsError
-from caffe_recipes.run.caffe import find_ignored_learned, verify_weights
+from caffe_recipes.run.caffe import find_ignored_learned
+from caffe_recipes.run.caffe_models import verify_weights
 from caffe_recipes.run.snapshots import check_places, delete_parts, fetch_snapshot
 
 NOBODY = 65534

@@ -64,10 +64,12 @@ class Root:
 
     def fetch_state(self, state: str) -> Checkpoint:
         folder = "runs/x-1/checkpoints"
-        return self.caffe.fetch_checkpoint(self.host, self.path, self.files(), self.training, state, folder)
+        return self.caffe.models.fetch_checkpoint(
+            self.host, self.path, self.files(), self.training, state, folder
+        )
 
     def verify(self, checkpoint: Checkpoint) -> None:
-        self.caffe.verify_checkpoint(self.path, self.files(), self.training.net, checkpoint)
+        self.caffe.models.verify_checkpoint(self.path, self.files(), self.training.net, checkpoint)
 
     def kept(self) -> list[str]:
         folder = self.path / "runs/x-1/checkpoints"

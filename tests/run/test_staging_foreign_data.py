@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal
+from caffe_recipes.cluster.slurm.this_job import SLURM_VARIABLES
 from caffe_recipes.cluster.staging.file_sets import FileSet, SetFile, stat_source
 from caffe_recipes.cluster.staging.stage import StagedHost
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, RunFailed
@@ -235,7 +235,7 @@ def test_a_records_manifest_that_another_user_could_have_planted_is_not_used(
     (tmp_path / "mine.yaml").write_text(f"{{name: mine, title: mine, python: {python}}}")
     options = RunOptions(root=tmp_path, profile=str(tmp_path / "mine.yaml"))
     setting = find_setting(load_tensorflow_run("tf-digits-local"), options, lambda *_: LocalHost())
-    folder = setting.trainer.data_folder if part == "train" else setting.trainer.test_folder
+    folder = setting.trainer.data.folder if part == "train" else setting.trainer.data.test_folder
     assert folder
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder).parent.chmod(0o1777)

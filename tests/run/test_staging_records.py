@@ -67,7 +67,7 @@ class Site:
         self, hosts: Sequence[str], *, is_whole: bool = False, **flags: object
     ) -> dict[str, list[str]]:
         """Return the names of the training records that each host is to have."""
-        train, _ = TensorFlow(self.recipe(**flags)).file_sets(self.root, hosts, None, is_whole=is_whole)
+        train, _ = TensorFlow(self.recipe(**flags)).data.file_sets(self.root, hosts, None, is_whole=is_whole)
         return {host: [file.name for file in files] for host, files in train.wanted.items()}
 
 
@@ -126,7 +126,7 @@ def test_whole_copies_are_for_all_hosts_spares_included(site: Site) -> None:
 
 
 def test_the_first_host_gets_the_validation(site: Site) -> None:
-    _, validation = TensorFlow(site.recipe()).file_sets(site.root, NAMES, None)
+    _, validation = TensorFlow(site.recipe()).data.file_sets(site.root, NAMES, None)
     assert validation.folder == str(site.root / "node/validation")
     assert {host: [file.name for file in files] for host, files in validation.wanted.items()} == {
         "n0": ["validation-00000-of-00001", ".manifest.json"]
@@ -136,7 +136,7 @@ def test_the_first_host_gets_the_validation(site: Site) -> None:
 def test_records_that_are_missing_truncated_or_of_another_recipe_are_one_line(site: Site) -> None:
     def refuse() -> str:
         with pytest.raises(DataError) as refusal:
-            TensorFlow(site.recipe()).file_sets(site.root, NAMES, None)
+            TensorFlow(site.recipe()).data.file_sets(site.root, NAMES, None)
         return str(refusal.value)
 
     last = site.root / "made/train/train-00011-of-00012"
@@ -159,7 +159,7 @@ def test_a_recipe_without_a_source_or_without_records_names_the_key(site: Site) 
     with pytest.raises(
         InputError, match=r"names no folder to stage TFRecords from; write it as tensorflow\.data"
     ):
-        TensorFlow(load_tensorflow_run("tf-256n-90ep")).file_sets(site.root, NAMES, None)
+        TensorFlow(load_tensorflow_run("tf-256n-90ep")).data.file_sets(site.root, NAMES, None)
 
 
 def test_records_are_staged_and_cleaned_by_the_functions_of_the_command(

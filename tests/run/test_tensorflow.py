@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.profiles import load_profile
+from caffe_recipes.cluster.slurm.this_job import SLURM_VARIABLES
 from caffe_recipes.errors import ClusterError, InputError, RecipeError, WeightsError
 from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
 from caffe_recipes.run.context import RunOptions, find_setting
@@ -106,9 +106,9 @@ def test_a_checkpoint_is_complete_once_the_log_reports_it() -> None:
         log.feed(each)
     assert (log.solverstates, log.whole_snapshots) == ([f"{MODEL}-110.index"], [])
     log.feed(saving(110)[2])
-    assert log.whole_snapshots == [DIGITS.model_beside(f"{MODEL}-110.index")]
-    assert DIGITS.checkpoint_iter(f"{MODEL}-110.index") == 110
-    assert DIGITS.checkpoint_iter(f"{MODEL}-110.meta") is None
+    assert log.whole_snapshots == [DIGITS.models.model_beside(f"{MODEL}-110.index")]
+    assert DIGITS.models.checkpoint_iter(f"{MODEL}-110.index") == 110
+    assert DIGITS.models.checkpoint_iter(f"{MODEL}-110.meta") is None
 
 
 def test_a_training_is_complete_only_with_the_last_line_of_the_program(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def write_checkpoints(root: Path, *steps: int) -> None:
 
 
 def checkpoint_of(root: Path, step: int) -> Checkpoint:
-    return DIGITS.fetch_checkpoint(LocalHost("n1"), root, {}, STEP, f"{MODEL}-{step}.index", "unused")
+    return DIGITS.models.fetch_checkpoint(LocalHost("n1"), root, {}, STEP, f"{MODEL}-{step}.index", "unused")
 
 
 def test_a_damaged_newest_checkpoint_is_set_aside_as_a_set_before_the_start(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_a_damaged_newest_checkpoint_is_set_aside_as_a_set_before_the_start(tmp_
     assert newer.state_sha256 == hashlib.sha256(b"220 index").hexdigest()
     (tmp_path / newer.model).write_text("damaged")
     with pytest.raises(WeightsError, match="is no longer the checkpoint at step 220"):
-        DIGITS.verify_checkpoint(tmp_path, {}, "train", newer)
-    DIGITS.verify_checkpoint(tmp_path, {}, "train", older)
+        DIGITS.models.verify_checkpoint(tmp_path, {}, "train", newer)
+    DIGITS.models.verify_checkpoint(tmp_path, {}, "train", older)
     assert list(DIGITS.set_aside(tmp_path, STEP, older)) == ["model.ckpt-220"]
     folder = tmp_path / "runs/x-1/model"
     assert {path.name for path in folder.glob("model.ckpt-*")} == {
@@ -205,7 +205,7 @@ def test_only_a_change_of_the_schedule_makes_it_another_run() -> None:
     ],
 )
 def test_a_host_without_the_libraries_is_reported_in_one_line(attempt: Attempt, expected: str | None) -> None:
-    found = DIGITS.judge(attempt, 120)
+    found = DIGITS.trial().judge(attempt, 120)
     assert found is None if expected is None else expected in (found or "")
 
 
@@ -256,7 +256,7 @@ def test_a_program_that_lacks_a_flag_is_named_before_training(
     done = subprocess.run(
         argv, cwd=tmp_path, capture_output=True, text=True, timeout=600, env={**os.environ, **more}
     )
-    problem = DIGITS.judge(Attempt(done.returncode, done.stdout + done.stderr), 120)
+    problem = DIGITS.trial().judge(Attempt(done.returncode, done.stdout + done.stderr), 120)
     assert problem is None if found is None else found in (problem or "")
 
 
@@ -349,7 +349,7 @@ def test_python_imports_nothing_from_beside_the_program_or_the_working_folder(
     trial = DIGITS.trial()
     started = [
         *(each.arguments for each in (*PLAN.trainings, *PLAN.testings, DIGITS.read_back(STEP)) if each),
-        *(DIGITS.launch_arguments(STEP, None, None, PLAN.files, "unused")[0], DIGITS.world_arguments()),
+        *(DIGITS.launch_arguments(STEP, None, None, PLAN.files, "unused")[0], DIGITS.trial().world),
         *trial.attempts.values(),
     ]
     assert {arguments[0] for arguments in started} == {"-P"}

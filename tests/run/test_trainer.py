@@ -14,12 +14,12 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.plan import find_trainer
 
 RUN = Path(caffe_recipes.run.__file__).parent
-OWN = {RUN / name for name in ("caffe.py", "tensorflow.py")}
+OWN = {*RUN.glob("caffe*.py"), *RUN.glob("tensorflow*.py")}
 OTHERS = sorted(set(RUN.rglob("*.py")) - OWN)
 NAMES = {"trainer", "title", "Caffe", "OUR_TRAINER", "TENSORFLOW", "TensorFlow", "model_suffix", "is_ours"}
 NAMES |= {"Recipe", "TensorFlowRecipe"}
 # Freezing a recipe goes through its keys, whichever they are; LMDBs and records are checked in one place.
-RECORDS = {"tensorflow", "caffe_recipes.run.tensorflow", "caffe_recipes.tensorflow.run"}
+RECORDS = {"tensorflow", "caffe_recipes.run.tensorflow_data", "caffe_recipes.tensorflow.run"}
 KEYS = {"folders.py": {"tensorflow"}, "preflight/storage.py": RECORDS}
 # The interface has a type of the flags in it. One function chooses the trainer of a recipe.
 KEYS |= {"trainer.py": {"caffe_recipes.tensorflow.run"}}
@@ -72,8 +72,8 @@ def test_no_other_module_of_a_run_knows_which_program_trains() -> None:
         "value = WAYS[setting.trainer]",
         "match trainer:\n case 1: pass",
         "isinstance(setting.trainer, Caffe)",
-        "x = find_trainer(recipe).title in known",
-        "x = find_trainer(recipe).model_suffix == '.caffemodel'",
+        "x = find_trainer(recipe).words.title in known",
+        "x = find_trainer(recipe).models.model_suffix == '.caffemodel'",
         "isinstance(recipe, Recipe)",
         "isinstance(recipe, (str, TensorFlowRecipe))",
         "if setting.trainer.is_ours: pass",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.launcher import RankLaunch
+from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
+from caffe_recipes.cluster.launchers.launcher import RankLaunch
 from caffe_recipes.cluster.profiles import Container, load_profile
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.source import load_recipe
@@ -102,7 +103,7 @@ def test_an_image_or_a_program_that_is_missing_is_found_before_anything_starts(
 
 def test_the_arguments_of_a_container_come_before_those_of_the_program() -> None:
     container = Container(image="/shared/caffe.sif", program="singularity", options=("--bind", "/shared"))
-    argv = RankLaunch(container=container).in_container(["caffe", "train"])
+    argv = RankLaunch(DEFAULT_LAUNCHER, container=container.words).in_container(["caffe", "train"])
     assert argv == ("singularity", "exec", "--bind", "/shared", "/shared/caffe.sif", "caffe", "train")
 
 

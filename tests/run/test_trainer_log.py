@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe.logs import LogSummary, read_log
-from caffe_recipes.cluster.launcher import ENDED_BY_US
+from caffe_recipes.cluster.rank_exits import ENDED_BY_US
 from caffe_recipes.run.tensorflow import ProgramLog
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (

@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from caffe_recipes.cluster.commands import MAX_TRANSFER_S, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import ask_all
-from caffe_recipes.cluster.launcher import RankLaunch, ssh_environment
+from caffe_recipes.cluster.launchers.launcher import RankLaunch
 from caffe_recipes.cluster.remote import SLOWEST_BYTES_PER_S, seconds_for
 from caffe_recipes.cluster.staging.file_sets import (
     NodeState,
@@ -100,7 +100,7 @@ def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_byt
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd="/",  # a folder that every host has
-                env={**environment, **ssh_environment(environment)},
+                env={**environment, **launch.launcher.environment(environment)},
             )
         except OSError as error:
             raise ClusterError(argv[0], f"does not start: {error.strerror}", "load an MPI") from None

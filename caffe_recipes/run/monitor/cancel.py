@@ -12,8 +12,9 @@ from pathlib import Path
 
 from caffe_recipes.cluster.commands import Host, Say
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm_jobs import State, describe_state
-from caffe_recipes.cluster.slurm_sbatch import cancel_jobs
+from caffe_recipes.cluster.slurm.jobs import State, describe_state
+from caffe_recipes.cluster.slurm.queries import Slurm
+from caffe_recipes.cluster.slurm.sbatch import cancel_jobs
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.limits import JOB_GRACE_S
 from caffe_recipes.run.context import check_own_root
@@ -24,7 +25,6 @@ from caffe_recipes.run.monitor.status import RunStatus, find_status
 from caffe_recipes.run.signals import CANCEL
 from caffe_recipes.run.submit.submissions import (
     Ask,
-    Slurm,
     SubmissionJournal,
     SubmittedJob,
     query_jobs,

@@ -11,8 +11,9 @@ from importlib import metadata
 from pathlib import Path
 
 from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
 from caffe_recipes.errors import CaffeRecipesError, ClusterError
-from caffe_recipes.run.context import find_launcher, search_path
+from caffe_recipes.run.context import search_path
 from caffe_recipes.units import describe_bytes
 
 # What should be free in /tmp for a recipe's snapshots; ImageNet's LMDB needs more.
@@ -76,10 +77,10 @@ class _Need:
 
 def _launcher(machine: Machine) -> str | None:
     try:
-        program = find_launcher(search_path(ours_first=False))
+        program = DEFAULT_LAUNCHER.find(search_path(ours_first=False))
     except CaffeRecipesError:
         return None
-    return f"{program} {machine.version([program, '-version'])}".rstrip()
+    return f"{program} {machine.version([program, DEFAULT_LAUNCHER.version_option])}".rstrip()
 
 
 def _package(*names: str) -> Callable[[Machine], str | None]:
@@ -160,7 +161,7 @@ _NEEDS = (
         "launcher",
         _RUNS,
         _launcher,
-        "mpiexec.hydra not found on PATH",
+        f"{DEFAULT_LAUNCHER.program} not found on PATH",
         "pip install 'caffe-recipes[local]'  # on a cluster: module load its MPI",
     ),
     _Need(

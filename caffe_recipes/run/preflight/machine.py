@@ -362,8 +362,7 @@ def _without_room(view: NodeView) -> Iterator[HostProblem]:
 
 def _unable_to_lead(view: NodeView, unfit: Collection[str]) -> Iterator[HostProblem]:
     """Yield the problems of the spares, unless known to be unfit, as hosts to which snapshots are written."""
-    on_line = view.setting.trainer.main_line()
-    branches = tuple(step for step in view.unfinished if step.phase not in on_line)
+    branches = tuple(step for step in view.unfinished if not step.is_main)
     plan = replace(view.plan, trainings=branches)
     for spare in view.hosts if branches else ():
         lead = replace(view, setting=replace(view.setting, hosts=(spare,)), plan=plan)

@@ -278,7 +278,7 @@ def look_at_nodes(setting: Setting, plan: RunPlan, state: RunState, under_way: s
 def snapshot_prefixes(setting: Setting, plan: RunPlan) -> list[str]:
     """Return the path prefixes of a run's snapshots on the first host."""
     steps = plan.trainings
-    return list(dict.fromkeys(setting.path(setting.trainer.prefix(step)) for step in steps))
+    return list(dict.fromkeys(setting.path(setting.trainer.models.prefix(step)) for step in steps))
 
 
 def snapshot_folders(setting: Setting, plan: RunPlan) -> list[str]:
@@ -296,7 +296,7 @@ def _questions(setting: Setting, plan: RunPlan) -> list[Question]:
         ("root", str(setting.root)),
         *([] if setting.profile.container else [("program", setting.path(setting.program))]),
         *([("file", lmdb_path(setting)), ("folder", setting.data_path)] if setting.data_path else []),
-        *(("file", setting.path(path)) for path in setting.trainer.mean_files),
+        *(("file", setting.path(path)) for path in setting.trainer.data.mean_files),
         *(("text", setting.path(path)) for path in plan.files),
         *(("folder", folder) for folder in snapshot_folders(setting, plan)),
         *(("snapshots", prefix) for prefix in snapshot_prefixes(setting, plan)),

@@ -92,7 +92,7 @@ def check_files(view: NodeView) -> list[CheckResult]:
         if (seen := facts.digests.get(path)) != digest
     ]
     placed = f"{len(view.plan.files)} in {', '.join(setting.trainer.folders())}"
-    return as_findings(f"{setting.trainer.file_kind}s", _first_of_each_host(problems), placed)
+    return as_findings(f"{setting.trainer.words.file_kind}s", _first_of_each_host(problems), placed)
 
 
 def _digest_here(path: str) -> str:
@@ -127,7 +127,7 @@ def check_start(view: NodeView) -> list[CheckResult]:
             digest, phase = finished[path]
             before = find_step(setting.recipe, phase).trained_path(path)
             verify_kept(Path(setting.path(path)), digest, phase, before)
-        setting.trainer.check_model(view.plan.files, net, Path(setting.path(path)))
+        setting.trainer.models.check_model(view.plan.files, net, Path(setting.path(path)))
     read = dict.fromkeys(path for path, _ in trained if path and path not in made)
     first = needed[0][0] if needed else None
     kept = state.checkpoints.get(view.unfinished[0].phase) if view.unfinished else None
@@ -135,8 +135,8 @@ def check_start(view: NodeView) -> list[CheckResult]:
         first = f"the checkpoint at {kept[-1].iteration} of {view.unfinished[0].phase}"
     problems = find_differing_files(view.hosts, [setting.path(path) for path in read])
     if not given and not problems:
-        return [CheckResult("starts from", first or setting.trainer.initialization, is_checked=False)]
-    return as_findings("starts from", problems, first or setting.trainer.initialization)
+        return [CheckResult("starts from", first or setting.trainer.words.initialization, is_checked=False)]
+    return as_findings("starts from", problems, first or setting.trainer.words.initialization)
 
 
 def find_differing_files(hosts: Sequence[Host], paths: Sequence[str]) -> list[HostProblem]:
@@ -338,7 +338,7 @@ _SET_BY_IMAGES: Mapping[DataPart, tuple[str, str]] = {
 
 def _check_records(path: Path, view: NodeView, part: DataPart) -> tuple[str, list[CheckResult]]:
     """Return what an LMDB has, and a warning if that is another number of images than the recipe's."""
-    classes, data = view.setting.trainer.classes(), _recipe_of(view).data
+    classes, data = view.setting.recipe.classes, _recipe_of(view).data
     images = data.train.images if part == "train" else data.test.images
     try:
         seen = check_datums(path, classes, limit=_SAMPLE)
@@ -424,7 +424,7 @@ def judge_means(view: NodeView) -> list[HostProblem]:
 
 
 def _means_of_ranks(view: NodeView) -> tuple[str, ...]:
-    return view.setting.trainer.mean_files if view.unfinished else ()
+    return view.setting.trainer.data.mean_files if view.unfinished else ()
 
 
 def _judge_mean(view: NodeView, path: str) -> Iterator[HostProblem]:
@@ -537,7 +537,7 @@ def judge_disk(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
 def _sizes(view: NodeView) -> dict[str, int | None]:
     """Return the size in bytes of each unfinished net; None if it depends on images not here."""
     setting = view.setting
-    size, data = setting.trainer.model_bytes, (setting.root, setting.lmdb_source)
+    size, data = setting.trainer.models.model_bytes, (setting.root, setting.lmdb_source)
     nets = dict.fromkeys(step.net for step in view.unfinished)  # each is parsed once
     return {net: size(view.plan.files, net, *data) for net in nets}
 
@@ -619,7 +619,7 @@ def _stray_problem(facts: NodeFacts, stray: Stray) -> HostProblem:
 def _written(view: NodeView, step: Training) -> list[str]:
     """Return the paths of all snapshots that the trainer writes in a phase."""
     iterations = (*range(step.every_iter, step.last_iter, step.every_iter), step.last_iter)
-    written = (path for at in iterations for path in view.setting.trainer.written_at(step, at))
+    written = (path for at in iterations for path in view.setting.trainer.models.written_at(step, at))
     return [view.setting.path(path) for path in written]
 
 
@@ -638,7 +638,7 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
         return [CheckResult(_TRAIN, f"{setting.show(source)}: will be built", is_checked=False)]
     if source is None:
         return _compare_records(view, view.hosts, data, _TRAIN)
-    sets = setting.trainer.file_sets(setting.root, [host.name for host in setting.hosts], source)
+    sets = setting.trainer.data.file_sets(setting.root, [host.name for host in setting.hosts], source)
     for each in sets:
         check_source_access(setting.root, each.read_paths)
     files = sum(len(each) for each in sets[0].wanted.values())
@@ -659,9 +659,9 @@ def check_test_records(view: NodeView) -> list[CheckResult]:
         return [CheckResult(_TEST, "not needed", is_checked=False)]
     if problems := _find_untrusted(view, "test"):
         return as_findings(_TEST, problems)
-    from caffe_recipes.run.tensorflow import load_records_manifest  # not for a run of Caffe
+    from caffe_recipes.run.tensorflow_data import load_records_manifest  # not for a run of Caffe
 
-    made = load_records_manifest(data, folder, setting.trainer.classes())
+    made = load_records_manifest(data, folder, setting.recipe.classes)
     files = describe_count(made.shards, "file")
     return [CheckResult(_TEST, f"{setting.show(folder)}: {made.records:,} images in {files}")]
 

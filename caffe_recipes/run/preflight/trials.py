@@ -16,8 +16,10 @@ from caffe_recipes.caffe.logs import split_rank
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, ask_all
-from caffe_recipes.cluster.launcher import render_exports
+from caffe_recipes.cluster.launchers.launcher import render_exports
 from caffe_recipes.cluster.remote import call, check_trust, unreadable
+from caffe_recipes.cluster.slurm.this_job import this_job
+from caffe_recipes.cluster.slurm.waiting import wait_for_slurm
 from caffe_recipes.errors import ClusterError, CommandTimedOut
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.preflight.findings import (
@@ -29,7 +31,6 @@ from caffe_recipes.run.preflight.findings import (
     fold_names,
 )
 from caffe_recipes.run.preflight.nodes import ASK_S, NodeView
-from caffe_recipes.run.slurm_job import asks_slurm, this_job, wait_for_slurm
 from caffe_recipes.run.trainer import Attempt, Trial
 from caffe_recipes.wording import describe_count
 
@@ -102,7 +103,7 @@ def _waiting_for_slurm(
     setting: Setting, commands: Commands, say: Callable[[str], None]
 ) -> Callable[[], bool]:
     job = this_job(os.environ).job
-    by_slurm = bool(job) and asks_slurm(setting.profile.launcher.program, setting.environment)
+    by_slurm = bool(job) and setting.profile.rank_launcher.asks_slurm(setting.environment)
 
     def wait() -> bool:
         if by_slurm:
@@ -220,7 +221,7 @@ def check_ranks(view: NodeView) -> list[CheckResult]:
         return view.skip_under_way("ranks")
     if view.errors:
         return view.skip_unreachable("ranks", list(view.errors))
-    words = setting.launch().in_container((setting.program, *setting.trainer.world_arguments()))
+    words = setting.launch().in_container((setting.program, *setting.trainer.trial().world))
     stdout = start_patiently(
         lambda: start_ranks(setting, view.commands, words, _IMPORT_S),
         _waiting_for_slurm(setting, view.commands, lambda line: None),
@@ -338,8 +339,8 @@ def _try_on(
     if len(attempts) != len(trial.attempts):
         raise unreadable(host.name, "try", " ".join(records))
     by_hand = shlex.join(setting.launch().in_container([setting.program]))
-    hint = f"try `{by_hand}` there by hand, or {setting.trainer.failure_hint}"
-    judged = (setting.trainer.judge(attempt, limit_s) for attempt in attempts)
+    hint = f"try `{by_hand}` there by hand, or {setting.trainer.words.if_broken}"
+    judged = (trial.judge(attempt, limit_s) for attempt in attempts)
     faults = dict(zip(trial.attempts, judged, strict=True))
     return [HostProblem(host.name, what, hint, setting.program) for what in _by_attempt(faults)]
 

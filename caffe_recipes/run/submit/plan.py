@@ -7,19 +7,18 @@ submitted. The limits of the machine come from its profile, which needs no Slurm
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partition, find_partitions
-from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit, render_limit
-from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now
-from caffe_recipes.cluster.slurm_sbatch import Request
+from caffe_recipes.cluster.slurm.jobs import describe_limit, render_limit
+from caffe_recipes.cluster.slurm.options import check_mail, check_options, pop_option
+from caffe_recipes.cluster.slurm.sbatch import Request
 from caffe_recipes.cluster.staging import WAYS, How
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.config import write_key
@@ -39,67 +38,6 @@ from caffe_recipes.run.plan import find_trainer, plan_steps
 from caffe_recipes.run.staging import find_rates
 from caffe_recipes.run.submit.submissions import name_job
 
-# The one-letter forms of sbatch options.
-_LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M", "exclude": "x"}
-# The options that `submit` itself gives to sbatch, with their letters and what the user can do instead.
-_RESERVED = (
-    ("job-name", "J", "submit identifies its jobs by their names"),
-    ("dependency", "d", "give --after"),
-    ("time", "t", "give --time"),
-    ("nodes", "N", "give --spares, or change the recipe"),
-    ("output", "o", "the output is in runs/ under the Caffe root"),
-    *(
-        (name, letter, "submit the script with sbatch to use it")
-        for name, letter in (
-            ("array", "a"),
-            ("wrap", ""),
-            ("wait", "W"),
-            ("test-only", ""),
-            ("export", ""),
-            ("signal", ""),
-        )
-    ),
-)
-
-
-def check_options(words: Sequence[str]) -> None:
-    """Raise InputError for words that sbatch would take for the script, and for reserved options."""
-    for word in words:
-        if not re.fullmatch(r"-[A-Za-z].*|--[a-z].*", word):
-            what = f"{word[:80]!r} is not an option of sbatch"
-            raise InputError("--sbatch-option", what, "write --name=value")
-        name = word.partition("=")[0]
-        for reserved, letter, instead in _RESERVED:
-            # sbatch accepts any prefix of the name of an option.
-            if reserved.startswith(name[2:]) if word.startswith("--") else word[1] == letter:
-                raise InputError("--sbatch-option", f"--{reserved} is set by submit", instead)
-
-
-def pop_option(words: Sequence[str], name: str) -> tuple[str | None, tuple[str, ...]]:
-    """Return the value of an sbatch option, the last one if it is repeated, and the other options.
-
-    >>> pop_option(["-p", "long", "--exclusive", "--partition=debug"], "partition")
-    ('debug', ('--exclusive',))
-    """
-    found, rest, remaining = None, [], iter(words)
-    for word in remaining:
-        if word in (f"--{name}", f"-{_LETTERS[name]}"):
-            found = next(remaining, "")  # without a value, sbatch would take the next word
-        elif word.startswith(f"--{name}="):
-            found = word.partition("=")[2]
-        elif word.startswith(f"-{_LETTERS[name]}"):
-            found = word[2:]
-        else:
-            rest.append(word)
-    return found, tuple(rest)
-
-
-def check_mail(address: str | None) -> None:
-    """Raise InputError for an invalid mail address: sbatch accepts anything, and no mail would arrive."""
-    if address is not None and not (address.isprintable() and re.fullmatch(r"[^\s-]\S*", address)):
-        what = f"{address[:80]!r} is not a mail address"
-        raise InputError("--mail", what, "write it as you@example.org")
-
 
 def check_spares(arguments: Sequence[str], spares: int) -> None:
     """Raise InputError if failed nodes are to be replaced and there are no spares."""
@@ -113,15 +51,6 @@ def check_lmdb_source(environment: Mapping[str, str]) -> None:
     if source is not None and not Path(source, DATA).is_file():
         what = f"contains no {DATA}" if Path(source).is_dir() else "no such folder"
         raise InputError(source, what, "give the LMDB's folder with --lmdb-source")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a submit requests from a partition; `time_s` is the time of its longest job, None if not known."""
-
-    nodes: int
-    time_s: float | None
-    batch: SbatchDefaults
 
 
 def choose_partition(
@@ -159,68 +88,6 @@ def _advise(profile: Profile, names: Sequence[str], nodes: int, others: str) -> 
     if most is None or nodes <= most:
         return f"use {others}, or a shorter --time"
     return f"use {others}, or rescale --nodes {most}"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What to report about a job that Slurm accepts; `must_wait` if too few nodes are up for it now.
-
-    `partitions` are those that accept it.
-    """
-
-    notes: tuple[str, ...]
-    must_wait: bool
-    partitions: tuple[str, ...]
-
-
-def check_slurm(
-    resources: Resources, partitions: Sequence[Partition], groups: Sequence[NodeGroup]
-) -> Verdict:
-    """Return what to report about a job that Slurm accepts; raises InputError if it does not."""
-    chosen = _find_partitions(resources.batch.partition, partitions)
-    refusals = [_find_refusals(resources, each) for each in chosen]
-    if all(refusals):  # of several partitions, Slurm uses the one that can start the job first
-        refusal = "; ".join(line for lines in refusals for line in lines)
-        raise InputError("", refusal, "nothing was submitted")
-    fitting = [each for each, lines in zip(chosen, refusals, strict=True) if not lines]
-    waits = [line for each in fitting for line in check_nodes_now(each, groups, resources.nodes)]
-    notes = (*waits, *_describe_time(resources, fitting[0]))
-    return Verdict(notes, len(waits) == len(fitting), tuple(each.name for each in fitting))
-
-
-def _describe_time(resources: Resources, partition: Partition) -> Iterator[str]:
-    if resources.time_s is None:
-        time = describe_limit(partition.max_s if partition.default_s is None else partition.default_s)
-        yield f"time: not known, using the default of {partition.name}, {time}; give --time to change it"
-
-
-def _find_partitions(given: str | None, partitions: Sequence[Partition]) -> list[Partition]:
-    """Return the given partitions, or the default one; raises InputError if there is none."""
-    known = {each.name: each for each in partitions}
-    names = ", ".join(known) or "none"
-    if given is None:
-        default = next((each for each in partitions if each.is_default), None)
-        if default is None:
-            raise InputError(
-                "", "Slurm has no default partition", f"give --partition; the partitions are {names}"
-            )
-        return [default]
-    for name in given.split(","):
-        if name not in known:
-            raise InputError("", f"Slurm has no partition {name[:80]!r}", f"the partitions are {names}")
-    return [known[name] for name in given.split(",")]
-
-
-def _find_refusals(resources: Resources, partition: Partition) -> tuple[str, ...]:
-    """Return the limits of a partition that the job exceeds; a job without a time gets the default time."""
-    time_s = partition.default_s if resources.time_s is None else resources.time_s
-    return check_limits(
-        partition,
-        nodes=resources.nodes,
-        time_s=time_s,
-        account=resources.batch.account,
-        qos=resources.batch.qos,
-    )
 
 
 PROGRAM = "caffe-recipes"

@@ -19,10 +19,10 @@ from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter
 
-from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm_jobs import Job, State, describe_state
-from caffe_recipes.cluster.slurm_queries import SchedulerAway, find_jobs
+from caffe_recipes.cluster.slurm.commands import SchedulerAway
+from caffe_recipes.cluster.slurm.jobs import Job, State, describe_state
+from caffe_recipes.cluster.slurm.queries import Slurm
 from caffe_recipes.errors import ClusterError, InputError, hint_for
 from caffe_recipes.limits import MOST_ASKED_JOBS
 from caffe_recipes.run.folders import RUNS
@@ -224,18 +224,6 @@ class SubmittedJob:
     def is_elsewhere(self) -> bool:
         """Whether another cluster of the federation has the job, so that ours does not know its state."""
         return self.job is not None and self.job.state is State.REVOKED
-
-
-@dataclass(frozen=True)
-class Slurm:
-    """Asks Slurm on a host about jobs; on `cluster` if that is not the host's own."""
-
-    host: Host
-    cluster: str = ""
-
-    def __call__(self, ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
-        """Return the jobs with these ids or names; raises ClusterError if Slurm does not answer."""
-        return find_jobs(self.host, ids=ids, names=names, cluster=self.cluster)
 
 
 def slurm_for(files: RunFiles) -> Ask:

@@ -16,25 +16,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from caffe_recipes.cluster.commands import Host, Say
-from caffe_recipes.cluster.slurm_jobs import (
-    NodeGroup,
-    State,
-    describe_limit,
-    explain_state,
-    failed_nodes,
-    list_hosts,
-)
-from caffe_recipes.cluster.slurm_queries import (
+from caffe_recipes.cluster.slurm.commands import (
     NoCommand,
     NotConfigured,
     SchedulerAway,
-    ask_node_groups,
-    ask_partitions,
-    find_jobs,
     has_slurm,
     run_command,
 )
-from caffe_recipes.cluster.slurm_sbatch import (
+from caffe_recipes.cluster.slurm.jobs import (
+    NodeGroup,
+    describe_limit,
+    failed_nodes,
+    list_hosts,
+)
+from caffe_recipes.cluster.slurm.partitions import Resources, Verdict, check_slurm
+from caffe_recipes.cluster.slurm.queries import Slurm, ask_node_groups, ask_partitions, check_after
+from caffe_recipes.cluster.slurm.sbatch import (
     Refused,
     Request,
     Submitted,
@@ -57,12 +54,9 @@ from caffe_recipes.run.plan import find_trainer, plan_files, plan_steps
 from caffe_recipes.run.submit.plan import (
     JobStep,
     PlannedJobs,
-    Resources,
     SubmitOptions,
-    Verdict,
     build_request,
     check_lmdb_source,
-    check_slurm,
     describe_assumed,
     describe_extrapolated,
     describe_generate,
@@ -70,7 +64,6 @@ from caffe_recipes.run.submit.plan import (
     plan_submission,
 )
 from caffe_recipes.run.submit.submissions import (
-    Slurm,
     Submission,
     SubmissionJournal,
     SubmittedJob,
@@ -80,21 +73,6 @@ from caffe_recipes.run.submit.submissions import (
     submissions_path,
 )
 from caffe_recipes.wording import describe_count
-
-
-def check_after(host: Host, number: int, clusters: Sequence[str] = ()) -> None:
-    """Raise InputError if a job that depends on this one would start at once, or never; SchedulerAway.
-
-    sbatch accepts a dependency on a job that Slurm does not know, and ignores it.
-    """
-    found = [job for cluster in clusters or ("",) for job in find_jobs(host, ids=[number], cluster=cluster)]
-    if not found:
-        hint = "leave out --after if it has completed"
-        raise InputError("--after", f"job {number} is unknown to Slurm", hint)
-    for job in found:
-        if job.state.is_over and job.state is not State.COMPLETED:
-            what = f"a job after job {number} would never start: it {explain_state(job)[0]}"
-            raise InputError("--after", what, "give a job that can still complete, or leave it out")
 
 
 def check_startable(recipe: AnyRecipe, status: RunStatus) -> None:
@@ -346,7 +324,7 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     warning = " to ".join(map(describe_limit, dict.fromkeys((*warnings[:1], *warnings[-1:]))))
     trainer = find_trainer(planned.recipe)
     has_snapshots = trainer.snapshot_argument(()) is not None
-    end = f"{trainer.title} writes a snapshot" if has_snapshots else "the run is stopped"
+    end = f"{trainer.words.title} writes a snapshot" if has_snapshots else "the run is stopped"
     unknown = " (with --time, a tenth of that time, 10 min at most)" if len(times) < len(steps) else ""
     yield f"at the limit: {end} {warning} before{unknown}; the requeued job resumes"
 

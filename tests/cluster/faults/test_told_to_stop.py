@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from caffe_recipes.cluster.ssh import KEEPALIVE_COUNT
 from caffe_recipes.cluster.ssh_config import KEEPALIVE_S
+from caffe_recipes.cluster.ssh_login import KEEPALIVE_COUNT
 from tests.cluster.faults.faulty_chain import FaultyChain
 
 pytestmark = pytest.mark.cluster

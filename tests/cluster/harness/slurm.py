@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from caffe_recipes.cluster.slurm_jobs import Job, State
-from caffe_recipes.cluster.slurm_queries import parse_scontrol_jobs
+from caffe_recipes.cluster.slurm.answers import parse_scontrol_jobs
+from caffe_recipes.cluster.slurm.jobs import Job, State
 from tests.cluster.harness.cluster import Cluster, NoCluster
 
 PARTITIONS: Mapping[str, str] = {

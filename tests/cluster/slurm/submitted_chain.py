@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from caffe_recipes.cluster.slurm_jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.run.submit.submissions import Submission, load_submissions, submissions_path
 from tests.cluster.faults.faulty_chain import FaultyChain, Started
 from tests.cluster.harness.slurm import Slurm

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caffe_recipes.cluster.slurm_jobs import State
+from caffe_recipes.cluster.slurm.jobs import State
 from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.submit.submissions import load_submissions, submissions_path
 from tests.cluster.harness.cluster import ROOT

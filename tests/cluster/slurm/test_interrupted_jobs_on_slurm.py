@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.slurm_jobs import State
+from caffe_recipes.cluster.slurm.jobs import State
 from tests.cluster.faults.faulty_chain import PHASES
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.slurm import Slurm

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.slurm_jobs import State
+from caffe_recipes.cluster.slurm.jobs import State
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate
 from tests.cluster.harness.slurm import Slurm

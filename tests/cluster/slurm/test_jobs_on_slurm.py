@@ -14,18 +14,13 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.cluster import slurm_sbatch
-from caffe_recipes.cluster.launcher import RankLaunch
-from caffe_recipes.cluster.slurm_jobs import Job, State, describe_state, failed_nodes
-from caffe_recipes.cluster.slurm_queries import (
-    ASK_S,
-    SchedulerAway,
-    ask_node_groups,
-    ask_partitions,
-    find_jobs,
-    has_slurm,
-)
-from caffe_recipes.cluster.slurm_sbatch import (
+from caffe_recipes.cluster.launchers import LAUNCHERS
+from caffe_recipes.cluster.launchers.launcher import RankLaunch
+from caffe_recipes.cluster.slurm import sbatch as slurm_sbatch
+from caffe_recipes.cluster.slurm.commands import ASK_S, SchedulerAway, has_slurm
+from caffe_recipes.cluster.slurm.jobs import Job, State, describe_state, failed_nodes
+from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions, find_jobs
+from caffe_recipes.cluster.slurm.sbatch import (
     Refused,
     Request,
     Submitted,
@@ -138,7 +133,7 @@ def test_a_failed_job_reports_its_exit_code_and_its_dependents_are_cancelled(sit
 
 def test_the_ranks_that_srun_starts_have_all_cores_of_their_nodes(site: Site) -> None:
     command = ["sh", "-c", 'echo "$SLURMD_NODENAME $SLURM_CPUS_ON_NODE"']
-    argv = RankLaunch("srun", ("node2", "node1"), 2).argv(command)
+    argv = RankLaunch(LAUNCHERS["srun"], ("node2", "node1"), 2).argv(command)
     # What a recipe's script asks for; more than its threads are MLSL's servers, and those of the system.
     asked = ["--exclusive", "--ntasks-per-node=2", "--cpus-per-task=2", "--nodelist=node[1-2]"]
     job_id = site.submit(shlex.join(argv), nodes=2, options=asked)

@@ -9,7 +9,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from caffe_recipes.cluster.slurm_jobs import State
+from caffe_recipes.cluster.slurm.jobs import State
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.slurm import Slurm
 

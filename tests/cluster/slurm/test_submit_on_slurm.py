@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from caffe_recipes.cluster.slurm_jobs import State
+from caffe_recipes.cluster.slurm.jobs import State
 from tests.cluster.faults.faulty_chain import PHASES
 from tests.cluster.slurm.submitted_chain import COMMAND, SubmittedChain
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.slurm_jobs import State
+from caffe_recipes.cluster.slurm.jobs import State
 from caffe_recipes.run.submit.submissions import load_submissions, submissions_path
 from tests.cluster.harness.slurm import Slurm
 from tests.cluster.tensorflow_root import MPI, TensorFlowRoot, needs_tensorflow

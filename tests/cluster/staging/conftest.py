@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
-from caffe_recipes.cluster.launcher import RankLaunch
+from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
+from caffe_recipes.cluster.launchers.launcher import RankLaunch
 from caffe_recipes.cluster.staging.file_sets import (
     FileSet,
     SetFile,
@@ -113,7 +114,7 @@ def local_chain(root: Path, command: Sequence[str] = ()) -> ChainEnv:
         rank = [sys.executable, "-c", _RANK, str(root), hostfile, *command, *words]
         return [mpiexec, "-n", str(len(hosts)), *rank]
 
-    return ChainEnv(LocalLaunch(start=argv), stall_s=20)
+    return ChainEnv(LocalLaunch(DEFAULT_LAUNCHER, start=argv), stall_s=20)
 
 
 def stage_lmdb(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
 from caffe_recipes.cluster.staging.plan import CopyRates
 from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.cluster.staging.stage import StagedHost
@@ -20,7 +21,7 @@ from tests.cluster.staging.conftest import CONTENT, LMDB, LocalLaunch, World, lo
 QUICK = CopyRates(link=1e7, shared=1e7, disk=1e9)
 # What a rank is started through: it does this to rank 2, and to the others nothing.
 _ON_RANK_2 = 'if [ "$PMI_RANK" = 2 ]; then {}; fi; exec "$@"'
-ABSENT = ChainEnv(LocalLaunch(start=lambda *words: ["/none/mpiexec"]))
+ABSENT = ChainEnv(LocalLaunch(DEFAULT_LAUNCHER, start=lambda *words: ["/none/mpiexec"]))
 
 
 def through(world: World, script: str, start_s: float = 20) -> World:
@@ -80,13 +81,17 @@ def test_a_launcher_of_another_mpi_is_named(world: World) -> None:
     def alone(hosts: Sequence[str], hostfile: str, words: Sequence[str]) -> Sequence[str]:
         return [word.replace("=/node/", f"={world.hosts[0].folder}/node/") for word in words]
 
-    env = replace(world.env, chain=ChainEnv(LocalLaunch(start=alone)), how="chain")
+    env = replace(world.env, chain=ChainEnv(LocalLaunch(DEFAULT_LAUNCHER, start=alone)), how="chain")
     placed = stage_lmdb(world.hosts, LMDB, world.source, env)
     assert placed[0].reason.endswith("started 1 rank, not 4: mpi4py and the launcher use different MPIs")
 
 
 def test_a_launcher_that_does_not_start_is_one_line_and_leaves_nothing(world: World) -> None:
-    env = replace(world.env, chain=ChainEnv(LocalLaunch(start=lambda *a: ["/none/mpiexec"])), how="chain")
+    env = replace(
+        world.env,
+        chain=ChainEnv(LocalLaunch(DEFAULT_LAUNCHER, start=lambda *a: ["/none/mpiexec"])),
+        how="chain",
+    )
     with pytest.raises(ClusterError, match="/none/mpiexec: does not start: No such file or directory"):
         stage_lmdb(world.hosts, LMDB, world.source, env)
     assert [list((host.folder / "node").iterdir()) for host in world.hosts] == [[]] * 4
@@ -128,7 +133,11 @@ def test_a_host_without_our_python_gets_it_another_way_and_the_rest_by_the_chain
 
 
 def test_a_launcher_that_does_not_start_falls_back_too(world: World) -> None:
-    env = replace(world.env, chain=ChainEnv(LocalLaunch(start=lambda *a: ["/none/mpiexec"])), rates=QUICK)
+    env = replace(
+        world.env,
+        chain=ChainEnv(LocalLaunch(DEFAULT_LAUNCHER, start=lambda *a: ["/none/mpiexec"])),
+        rates=QUICK,
+    )
     messages: list[str] = []
     placed = stage_lmdb(world.hosts, LMDB, world.source, env, messages.append)
     assert {each.outcome for each in placed} == {"sent"}

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm_jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach

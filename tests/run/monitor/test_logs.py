@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm_jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.follow import FollowEnv

@@ -16,7 +16,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm_jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.errors import ClusterError, HostFailed, InputError
 from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.run.journal import Journal

@@ -82,7 +82,7 @@ def test_the_net_of_a_trial_needs_no_data() -> None:
     ],
 )
 def test_a_trial_is_judged_by_its_log(attempt: Attempt, expected: str | None) -> None:
-    seen = find_trainer(load_recipe("digits-local")).judge(attempt, 120)
+    seen = find_trainer(load_recipe("digits-local")).trial().judge(attempt, 120)
     assert seen is None if expected is None else re.search(expected, seen or "")
 
 

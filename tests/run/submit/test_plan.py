@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.slurm_sbatch import Request
+from caffe_recipes.cluster.slurm.sbatch import Request
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate, write_files

@@ -1,25 +1,14 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, parse_profile
-from caffe_recipes.cluster.slurm_jobs import NodeGroup
-from caffe_recipes.cluster.slurm_queries import Partition
 from caffe_recipes.errors import InputError
-from caffe_recipes.run.submit.plan import Resources, check_slurm, choose_partition
-
-DEBUG = Partition("debug", "UP", 4, max_s=3600.0, default_s=1800.0, is_default=True)
-LONG = Partition("long", "UP", 64, max_s=math.inf)
+from caffe_recipes.run.submit.plan import choose_partition
 
 
 def profile(partitions: str) -> Profile:
     return parse_profile(f"name: site\ntitle: A site\npartitions: {partitions}\n", "site.yaml")
-
-
-def asked(nodes: int = 1, time_s: float | None = 600.0, **batch: str) -> Resources:
-    return Resources(nodes, time_s, SbatchDefaults(**batch))  # type: ignore[arg-type]
 
 
 def test_a_profile_without_partitions_leaves_the_choice_to_slurm() -> None:
@@ -71,33 +60,3 @@ def test_a_request_beyond_the_limits_of_the_profile_is_reported(
             profile("{wide: {nodes: 128, hours: 48}}"), SbatchDefaults(partition=partition), nodes, None
         )
     assert str(caught.value).startswith(expected)
-
-
-def test_without_a_partition_the_default_s_limits_count() -> None:
-    with pytest.raises(InputError, match="debug has 4 nodes, and the job needs 5; it would never start"):
-        check_slurm(asked(5), [DEBUG, LONG], [])
-    assert check_slurm(asked(5, partition="long"), [DEBUG, LONG], []).notes == ()
-    with pytest.raises(
-        InputError, match="Slurm has no default partition; give --partition; the partitions are long"
-    ):
-        check_slurm(asked(), [LONG], [])
-
-
-def test_at_least_one_of_several_partitions_must_accept_the_job() -> None:
-    assert not check_slurm(asked(5, partition="debug,long"), [DEBUG, LONG], []).must_wait
-    with pytest.raises(InputError, match=r"debug has 4 nodes, .*; long has 64 nodes"):
-        check_slurm(asked(65, partition="debug,long"), [DEBUG, LONG], [])
-
-
-def test_a_job_without_a_time_is_reported_with_the_default() -> None:
-    (note,) = check_slurm(asked(time_s=None), [DEBUG], []).notes
-    assert note == "time: not known, using the default of debug, 30 min; give --time to change it"
-    (note,) = check_slurm(asked(time_s=None, partition="long"), [LONG], []).notes
-    assert "using the default of long, no limit" in note
-
-
-def test_a_job_that_must_wait_for_broken_nodes_gets_a_note() -> None:
-    broken = NodeGroup("debug", 3, "drained", "n[1-3]")
-    verdict = check_slurm(asked(2), [DEBUG], [broken])
-    assert verdict.must_wait
-    assert verdict.notes[0].startswith("debug has 1 working node now, but the job needs 2")

@@ -3,8 +3,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from caffe_recipes.cluster.slurm_jobs import Job, State
-from caffe_recipes.cluster.slurm_queries import SchedulerAway
+from caffe_recipes.cluster.slurm.commands import SchedulerAway
+from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.run.submit.submissions import (
     Submission,

@@ -8,14 +8,9 @@ from datetime import datetime
 
 import pytest
 
-from caffe_recipes.cluster.slurm_jobs import State
-from caffe_recipes.cluster.slurm_queries import (
-    parse_partitions,
-    parse_sacct,
-    parse_scontrol_jobs,
-    parse_sinfo,
-    parse_squeue,
-)
+from caffe_recipes.cluster.slurm.answers import parse_sacct, parse_scontrol_jobs, parse_sinfo, parse_squeue
+from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.partitions import parse_partitions
 from caffe_recipes.errors import ClusterError
 
 Recorded = Callable[[str], str]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.slurm_jobs import list_hosts
-from caffe_recipes.cluster.slurm_queries import SchedulerAway, join_complaints, run_command
-from caffe_recipes.cluster.slurm_sbatch import cancel_jobs
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.slurm.commands import NoCommand, ask
+from caffe_recipes.cluster.slurm.jobs import list_hosts
+from caffe_recipes.cluster.slurm.sbatch import cancel_jobs
+from caffe_recipes.errors import ClusterError
 
 # The name comes last, since only it may contain the separator.
 _FORMAT = "%i|%N|%j"
@@ -49,11 +51,8 @@ def parse_steps(stdout: str) -> tuple[Step, ...]:
 
 def find_steps(host: Host, job: str) -> tuple[Step, ...]:
     """Return the steps of a job that have not ended. Raises SchedulerAway."""
-    done = run_command(host, ("squeue", "--noheader", "--steps", f"--jobs={job}", f"--format={_FORMAT}"))
-    if done.returncode != 0:
-        reason = join_complaints(done.stderr) or f"exit code {done.returncode}"
-        raise SchedulerAway(host.name, f"squeue got no answer from Slurm: {reason}")
-    return parse_steps(done.stdout)
+    argv = ("squeue", "--noheader", "--steps", f"--jobs={job}", f"--format={_FORMAT}")
+    return parse_steps(ask(host, argv))
 
 
 def end_steps(
@@ -76,6 +75,41 @@ def end_steps(
                 break
             pause(_AGAIN_S)
     return ended, left
+
+
+def end_given_up(
+    job: str,
+    phase: str,
+    say: Callable[[str], None],
+    end: Callable[[str, str], tuple[Sequence[Step], Sequence[Step]]] = lambda job, prefix: end_steps(
+        LocalHost(), job, prefix
+    ),
+) -> None:
+    """End the steps of launches that were given up, and report them; `phase` is as in `RUN/init`."""
+    try:
+        ended, left = end(job, f"{phase}-")
+    except NoCommand:
+        return
+    except ClusterError as error:  # the next launch shares the nodes in any case
+        say(f"the step of the launch before may still be there: {error.without_hint}")
+        return
+    for step in ended:
+        stays = "; it does not end yet, so the next launch shares its nodes" if step in left else ""
+        say(f"ended {step}{stays}")
+
+
+def describe_steps(
+    job: str,
+    hosts: Collection[str],
+    find: Callable[[str], Iterable[Step]] = lambda job: find_steps(LocalHost(), job),
+) -> str:
+    """Return the steps of a job on some hosts, and how to end them; "" if none is known."""
+    try:
+        steps = [step for step in find(job) if not set(hosts).isdisjoint(step.hosts)]
+    except ClusterError:
+        return ""
+    ends = " ".join(step.id for step in steps)
+    return f"{' and '.join(map(str, steps))}, which `scancel {ends}` ends" if steps else ""
 
 
 def _find_named(host: Host, job: str, prefix: str) -> tuple[Step, ...]:

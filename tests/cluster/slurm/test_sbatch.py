@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from caffe_recipes.cluster import slurm_sbatch
 from caffe_recipes.cluster.commands import Completed
-from caffe_recipes.cluster.slurm_queries import SchedulerAway
-from caffe_recipes.cluster.slurm_sbatch import (
+from caffe_recipes.cluster.slurm import sbatch as slurm_sbatch
+from caffe_recipes.cluster.slurm.commands import SchedulerAway
+from caffe_recipes.cluster.slurm.sbatch import (
     Refused,
     Request,
     Submitted,

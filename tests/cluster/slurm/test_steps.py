@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 
 from caffe_recipes.cluster.commands import Completed
-from caffe_recipes.cluster.slurm_queries import SchedulerAway
-from caffe_recipes.cluster.slurm_steps import END_S, Step, end_steps, find_steps, parse_steps
+from caffe_recipes.cluster.slurm.commands import SchedulerAway
+from caffe_recipes.cluster.slurm.steps import (
+    END_S,
+    Step,
+    describe_steps,
+    end_given_up,
+    end_steps,
+    find_steps,
+    parse_steps,
+)
 from tests.stand_in_host import StandInHost
 
 RUN = "0123456789abcdef"
@@ -80,3 +89,44 @@ def test_a_slurm_that_does_not_answer_is_reported() -> None:
     )
     with pytest.raises(SchedulerAway, match="squeue got no answer from Slurm: slurm_load_jobs"):
         find_steps(host, "8")
+
+
+OLD = Step("12.3", ("c1", "c2"), "0123456789abcdef/cyc1-1")
+
+
+@pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        ((), f"ended {OLD}"),
+        ((OLD,), f"ended {OLD}; it does not end yet, so the next launch shares its nodes"),
+    ],
+)
+def test_the_step_of_a_launch_that_was_given_up_is_ended_and_reported(
+    left: tuple[Step, ...], message: str
+) -> None:
+    asked, messages = list[tuple[str, str]](), list[str]()
+
+    def end(job: str, prefix: str) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        asked.append((job, prefix))
+        return (OLD,), left
+
+    end_given_up("12", "0123456789abcdef/cyc1", messages.append, end)
+    assert asked == [("12", "0123456789abcdef/cyc1-")]
+    assert messages == [message]
+
+
+def test_a_slurm_that_cannot_end_a_step_stops_no_launch() -> None:
+    def away(job: str, prefix: str) -> NoReturn:
+        raise SchedulerAway("c1", "does not respond")
+
+    messages: list[str] = []
+    end_given_up("12", "0123456789abcdef/cyc1", messages.append, away)
+    assert messages == ["the step of the launch before may still be there: c1: does not respond"]
+
+
+def test_the_steps_that_hold_the_hosts_of_a_launch_are_described_with_what_ends_them() -> None:
+    steps = [OLD, Step("12.4", ("c9",), "other"), Step("12.5", ("c2",), "top")]
+    assert describe_steps("12", ["c2", "c3"], lambda job: steps) == (
+        f"{OLD} and step 12.5 (top) on c2, which `scancel 12.3 12.5` ends"
+    )
+    assert describe_steps("12", ["c3"], lambda job: steps) == ""

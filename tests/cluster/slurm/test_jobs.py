@@ -8,7 +8,8 @@ from datetime import datetime
 
 import pytest
 
-from caffe_recipes.cluster.slurm_jobs import (
+from caffe_recipes.cluster.slurm.answers import parse_sacct, parse_scontrol_jobs, parse_sinfo, parse_squeue
+from caffe_recipes.cluster.slurm.jobs import (
     REASONS,
     Job,
     State,
@@ -19,7 +20,6 @@ from caffe_recipes.cluster.slurm_jobs import (
     parse_moment,
     render_limit,
 )
-from caffe_recipes.cluster.slurm_queries import parse_sacct, parse_scontrol_jobs, parse_sinfo, parse_squeue
 from caffe_recipes.errors import ClusterError
 
 Recorded = Callable[[str], str]

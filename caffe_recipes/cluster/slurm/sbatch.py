@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import is_host_name
-from caffe_recipes.cluster.slurm_jobs import Job, render_limit
-from caffe_recipes.cluster.slurm_queries import (
+from caffe_recipes.cluster.slurm.commands import (
     ASK_S,
     SBATCH_ENVIRONMENT,
     NoCommand,
     SchedulerAway,
-    find_jobs,
     is_away,
     join_complaints,
     on_cluster,
     run_command,
 )
+from caffe_recipes.cluster.slurm.jobs import Job, render_limit
+from caffe_recipes.cluster.slurm.queries import find_jobs
 from caffe_recipes.errors import ClusterError, HostFailed
 
 # sbatch itself retries for a while if the controller is busy.

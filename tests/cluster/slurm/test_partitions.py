@@ -1,19 +1,27 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
-from caffe_recipes.cluster.slurm_queries import (
+from caffe_recipes.cluster.profiles import SbatchDefaults
+from caffe_recipes.cluster.slurm.answers import parse_sinfo
+from caffe_recipes.cluster.slurm.jobs import NodeGroup
+from caffe_recipes.cluster.slurm.partitions import (
     Partition,
+    Resources,
     check_limits,
     check_nodes_now,
+    check_slurm,
     parse_partitions,
-    parse_sinfo,
 )
+from caffe_recipes.errors import InputError
 
 Recorded = Callable[[str], str]
 HOUR = 3600.0
+DEBUG = Partition("debug", "UP", 4, max_s=3600.0, default_s=1800.0, is_default=True)
+LONG = Partition("long", "UP", 64, max_s=math.inf)
 
 
 @pytest.fixture
@@ -65,3 +73,37 @@ def test_broken_nodes_are_not_counted(partitions: dict[str, Partition], recorded
 
 def test_the_default_partition_is_found(partitions: dict[str, Partition]) -> None:
     assert [name for name, each in partitions.items() if each.is_default] == ["debug"]
+
+
+def asked(nodes: int = 1, time_s: float | None = 600.0, **batch: str) -> Resources:
+    return Resources(nodes, time_s, SbatchDefaults(**batch))  # type: ignore[arg-type]
+
+
+def test_without_a_partition_the_default_s_limits_count() -> None:
+    with pytest.raises(InputError, match="debug has 4 nodes, and the job needs 5; it would never start"):
+        check_slurm(asked(5), [DEBUG, LONG], [])
+    assert check_slurm(asked(5, partition="long"), [DEBUG, LONG], []).notes == ()
+    with pytest.raises(
+        InputError, match="Slurm has no default partition; give --partition; the partitions are long"
+    ):
+        check_slurm(asked(), [LONG], [])
+
+
+def test_at_least_one_of_several_partitions_must_accept_the_job() -> None:
+    assert not check_slurm(asked(5, partition="debug,long"), [DEBUG, LONG], []).must_wait
+    with pytest.raises(InputError, match=r"debug has 4 nodes, .*; long has 64 nodes"):
+        check_slurm(asked(65, partition="debug,long"), [DEBUG, LONG], [])
+
+
+def test_a_job_without_a_time_is_reported_with_the_default() -> None:
+    (note,) = check_slurm(asked(time_s=None), [DEBUG], []).notes
+    assert note == "time: not known, using the default of debug, 30 min; give --time to change it"
+    (note,) = check_slurm(asked(time_s=None, partition="long"), [LONG], []).notes
+    assert "using the default of long, no limit" in note
+
+
+def test_a_job_that_must_wait_for_broken_nodes_gets_a_note() -> None:
+    broken = NodeGroup("debug", 3, "drained", "n[1-3]")
+    verdict = check_slurm(asked(2), [DEBUG], [broken])
+    assert verdict.must_wait
+    assert verdict.notes[0].startswith("debug has 1 working node now, but the job needs 2")

@@ -7,16 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from caffe_recipes.cluster.commands import Completed
-from caffe_recipes.cluster.slurm_jobs import State
-from caffe_recipes.cluster.slurm_queries import (
-    NoCommand,
-    SchedulerAway,
-    ask_node_groups,
-    ask_partitions,
-    find_jobs,
-    has_slurm,
-    parse_scontrol_jobs,
-)
+from caffe_recipes.cluster.slurm.answers import parse_scontrol_jobs
+from caffe_recipes.cluster.slurm.commands import NoCommand, SchedulerAway, has_slurm
+from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions, find_jobs
 from caffe_recipes.errors import CommandTimedOut
 from tests.stand_in_host import StandInHost
 

@@ -1,0 +1,1 @@
+"""Slurm: all that asks or tells it. It does not know recipes; `run/submit/` stands above it."""
