@@ -10,41 +10,36 @@ import ctypes
 import difflib
 import errno
 import fcntl
-import grp
 import io
 import os
-import pwd
 import secrets
 import select
 import stat
 import termios
 import time
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from caffe_recipes.errors import CaffeRecipesError, hint_for
 from caffe_recipes.limits import LIMITS_VARIABLE, hint_at_limit, limit
+from caffe_recipes.trust import (
+    Place,
+    UntrustedPathError,
+    check_read,
+    find_other_writer,
+    is_changed_by_group,
+    is_open,
+    is_own,
+    naming,
+    open_place,
+    path_of,
+)
 from caffe_recipes.wording import did_you_mean, printable
 
-# The number of symbolic links that Linux follows in one path.
-_MOST_LINKS = 40
 _MOST_ENTRIES = 10_000  # of a folder that are searched for a similar name
-_REMOVE = "remove it or choose another folder"
-_HAVE_COPIED = "use a copy in a folder of your own"
-_HAVE_REMOVED = "ask its owner to remove it, or choose another folder"
-# Traversing a folder does not need permission to list it.
-_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class UntrustedPathError(PermissionError):
-    """Raised for a path where another user could have put a file or could exchange ours."""
-
-    why = ""  # the reason, without what to do next
-    hint = ""  # its text ends with what to do
 
 
 def name_beside(path: Path) -> Path:
@@ -69,18 +64,20 @@ def write_whole(
     waiting: dict[Path, str] = {}
     try:
         for path, data in files.items():
-            with _naming(path), _open_place(path) as place:
+            with naming(path), open_place(path, writes=True) as place:
                 waiting[path] = name_beside(Path(place.name)).name
                 new_mode = 0o777 if path in executable else mode
                 _write(place, waiting[path], data, new_mode, is_synced)
         for path in files:
-            with _naming(path), _open_place(path) as place:
-                os.replace(waiting[path], place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+            with naming(path), open_place(path, writes=True) as place:
+                os.replace(
+                    waiting[path], place.name, src_dir_fd=place.folder.number, dst_dir_fd=place.folder.number
+                )
                 del waiting[path]
     finally:
         for path, part in waiting.items():
-            with suppress(OSError), _open_place(path) as place:
-                os.unlink(part, dir_fd=place.folder)
+            with suppress(OSError), open_place(path, writes=True) as place:
+                os.unlink(part, dir_fd=place.folder.number)
 
 
 # The errors of a full file system; not every file system can reserve space.
@@ -114,17 +111,11 @@ def release(path: Path) -> None:
         os.truncate(path, path.stat().st_size)
 
 
-def check_trusted(path: Path) -> None:
-    """Raise UntrustedPathError, which names the path, if another user could exchange a file in its folder."""
-    with _naming(path), _open_place(path):
-        pass
-
-
 def check_replaceable(path: Path) -> None:
     """Raise OSError, which names the path, if write_whole would; call it before long work."""
-    with _naming(path), _open_place(path) as place:
-        place.look()
-        if not os.access(f"/proc/self/fd/{place.folder}", os.W_OK | os.X_OK):
+    with naming(path), open_place(path, writes=True) as place:
+        _look(place)
+        if not os.access(f"/proc/self/fd/{place.folder.number}", os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
@@ -133,13 +124,15 @@ def make_parents(path: Path) -> None:
 
     None is created through a link or in a folder that is not trusted, as the path itself would not be.
     """
-    with _naming(path.parent):
+    with naming(path.parent):
         for parent in reversed(path.parents):
             if parent.is_dir():
                 continue
-            with _open_place(parent) as place:
+            with open_place(parent, writes=True) as place:
                 try:
-                    os.mkdir(place.name, dir_fd=place.folder)
+                    os.mkdir(
+                        place.name, 0o755 if place.folder.is_shared else 0o777, dir_fd=place.folder.number
+                    )
                 except FileExistsError:
                     if not parent.is_dir():  # another process may have just created it
                         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
@@ -152,18 +145,18 @@ def make_own_folder(path: Path) -> None:
     belongs to another user or that others can write to.
     """
     make_parents(path)
-    with _naming(path), _open_place(path, is_folder=True) as place:
+    with naming(path), open_place(path, writes=True, is_folder=True) as place:
         with suppress(FileExistsError):
-            is_shared = _is_open(os.fstat(place.folder))
-            os.mkdir(place.name, 0o755 if is_shared else 0o777, dir_fd=place.folder)
-        status = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+            os.mkdir(place.name, 0o755 if place.folder.is_shared else 0o777, dir_fd=place.folder.number)
+        status = os.stat(place.name, dir_fd=place.folder.number, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if _is_open(os.fstat(place.folder)):
-            if status.st_uid != os.geteuid():
-                raise _untrusted(f"it belongs to user {status.st_uid}", _HAVE_REMOVED)
-            if _is_open(status) or is_changed_by_group(f"/proc/self/fd/{place.folder}/{place.name}"):
-                raise _untrusted("other users can write to it", _REMOVE)
+        if is_open(place.folder.status):
+            why, made = find_other_writer(status), f"/proc/self/fd/{place.folder.number}/{place.name}"
+            if why or is_changed_by_group(made):
+                raise UntrustedPathError(
+                    why or "other users can write to it", "remove it or choose another folder"
+                )
 
 
 def open_lock(path: Path) -> int:
@@ -229,24 +222,6 @@ def wait_until_read(descriptor: int, at_most_s: float = 60.0) -> None:
                 break
 
 
-def is_changed_by_group(folder: str | Path) -> bool:
-    """Return whether a group with other members can write to a folder; private groups do not count.
-
-    With an access control list, the mode's bit of the group stands for all whom the list names.
-    """
-    status = os.stat(folder)  # noqa: PTH116 - of a descriptor, too
-    if not status.st_mode & stat.S_IWGRP:
-        return False
-    with suppress(OSError):  # none, or a file system without them
-        return bool(os.getxattr(folder, "system.posix_acl_access"))
-    with suppress(KeyError):
-        own = pwd.getpwuid(os.geteuid())
-        group = grp.getgrgid(own.pw_gid)
-        is_private = group.gr_name == own.pw_name and set(group.gr_mem) <= {own.pw_name}
-        return status.st_gid != own.pw_gid or not is_private
-    return True
-
-
 def cache_folder() -> Path:
     """Return the path of our folder in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME", "")
@@ -260,7 +235,7 @@ def private_cache(cache: Path) -> Path:
     """
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = cache.stat()
-    if status.st_uid != os.geteuid() or _is_open(status) or is_changed_by_group(cache):
+    if find_other_writer(status) or is_changed_by_group(cache):
         raise PermissionError(errno.EPERM, "other users can write there", str(cache))
     return cache
 
@@ -291,201 +266,26 @@ def render_unified(path: str, before: str | None, after: str | None) -> str:
     )
 
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Make an OSError name the intended file, not the temporary one next to it."""
+def _look(place: Place) -> os.stat_result | None:
+    """Return the status of the file that a rename would replace; raises OSError if it must stay."""
+    folder = place.folder.number
     try:
-        yield
-    except UntrustedPathError as error:
-        error.filename = str(path)
-        raise
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A resolved path: a descriptor of the folder, and a name in it that is not a symbolic link."""
-
-    folder: int
-    name: str
-    is_shared: bool
-
-    def look(self) -> os.stat_result | None:
-        """Return the status of the file that a rename would replace; raises OSError if it must stay."""
-        try:
-            status = os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Is a device, pipe or socket, not a file")
-        if not os.access(self.name, os.W_OK, dir_fd=self.folder):  # a rename would ignore the file's mode
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return status
-
-
-@contextmanager
-def _open_place(
-    path: Path, *, is_folder: bool = False, owners: Collection[int] | None = None
-) -> Iterator[_Place]:
-    """Resolve a path step by step, as the kernel would; raises OSError for a step that is not trusted.
-
-    With `is_folder` the last step names a folder, and a link there is not followed. `is_shared` is true in a
-    folder where anybody can create files; below a folder there that nobody else can change, it is false
-    again. With `owners` the file is only read, and the rules are those of node.sh: `_check_read` has them.
-    """
-    steps = _split(os.path.join(Path.cwd(), path))  # noqa: PTH118 - Path would drop the step before ".."
-    folder = os.open("/", _PASS)
-    try:
-        is_shared, links = _is_open(os.fstat(folder)), 0
-        while True:
-            step = steps.pop()
-            trusted = None if owners is None else (owners, is_shared)
-            to = _read_link(folder, step, bool(steps), trusted) if not is_folder or steps else None
-            if to:
-                links += 1
-                if links > _MOST_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                steps += _split(to)
-                if to.startswith("/"):
-                    folder = _step(folder, "/")
-                    is_shared = _is_open(os.fstat(folder))
-                continue
-            if not steps:
-                break
-            folder = _step(folder, step)
-            if owners is None:
-                is_shared = _check_replace(folder, is_shared)
-            else:
-                is_shared = _check_read(folder, is_shared, owners)
-        yield _Place(folder, step, is_shared)
-    finally:
-        os.close(folder)
-
-
-def _check_replace(folder: int, is_shared: bool) -> bool:
-    """Return whether a folder is shared; raises OSError if others could exchange our files in it."""
-    status = os.fstat(folder)
-    _check_owner(folder, status, is_shared)
-    if is_shared and not (_is_open(status) and status.st_mode & stat.S_ISVTX):
-        by_group = is_changed_by_group(f"/proc/self/fd/{folder}")
-        for who, can in (("anybody", _is_open(status)), ("a group", by_group)):
-            if can:
-                raise _untrusted(f"{who} can replace files in its folder {_name_of(folder)}")
-    return _is_open(status)
-
-
-def _check_read(step: int, is_shared: bool, owners: Collection[int]) -> bool:
-    """Return whether a folder, or a file, is shared; raises OSError if others could have put files there.
-
-    As check_step in node.sh for what is only read or run: outside of shared folders every owner is trusted.
-    Below one, root, this user and `owners` are, and so is everyone below a folder of root's. A folder of ours
-    does not end that, because others may have filled it while it was open.
-    """
-    status, me = os.fstat(step), os.geteuid()
-    it = f"its folder {_name_of(step)}" if stat.S_ISDIR(status.st_mode) else "it"
-    if is_shared and status.st_uid not in (0, me, *owners):
-        raise _untrusted(f"{it} belongs to user {status.st_uid}, who can change its contents", _HAVE_COPIED)
-    if _is_open(status):
-        if not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
-            raise _untrusted(f"{it} can be changed by anybody", _HAVE_COPIED)
-        return True
-    if is_shared and is_changed_by_group(f"/proc/self/fd/{step}"):
-        raise _untrusted(f"{it} can be changed by a group", _HAVE_COPIED)
-    is_top = os.path.samestat(status, os.stat("/"))  # noqa: PTH116 - reached by ".."
-    return is_shared and not is_top and (status.st_uid != 0 or me == 0)
-
-
-def _check_owner(folder: int, status: os.stat_result, is_shared: bool) -> None:
-    """Raise OSError for a folder whose owner could exchange our files in it.
-
-    This is the owner of a folder that others can write to, since the sticky bit does not bind the owner, and
-    of any folder in such a one, who can open it to others later. Elsewhere the user chose to trust the owner.
-    """
-    if status.st_uid in (0, os.geteuid()) or not (is_shared or _is_open(status)):
-        return
-    if not is_shared and _is_unknown(status.st_uid):
-        return  # /tmp itself, as a container shows it
-    raise _untrusted(f"{_name_of(folder)} belongs to user {status.st_uid}, who can replace files in it")
-
-
-def _is_unknown(user: int) -> bool:
-    """Return whether a user is not mapped into our user namespace, as root is not in most containers."""
-    try:
-        unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
-        lines = Path("/proc/self/uid_map").read_text().splitlines()
-    except (OSError, ValueError):
-        return False
-    ranges = [tuple(map(int, line.split())) for line in lines]
-    return user == unknown and not any(first <= user < first + count for first, _, count in ranges)
-
-
-def _split(path: str) -> list[str]:
-    """Return a path's steps in reverse order."""
-    return [step for step in reversed(path.split("/")) if step not in ("", ".")] or ["."]
-
-
-def _step(folder: int, name: str) -> int:
-    """Open a folder within another one, and close the outer one."""
-    inner = os.open(name, _PASS, dir_fd=folder)
-    os.close(folder)
-    return inner
-
-
-def _read_link(
-    folder: int, name: str, is_on_the_way: bool, reading: tuple[Collection[int], bool] | None = None
-) -> str | None:
-    """Return the target of a symbolic link, None if `name` is not one; raises OSError for an untrusted link.
-
-    A link is untrusted if another user could have created it. The owner of a folder that nobody else can
-    write to is trusted on the path to a file, since the user chose that path, but not for the file itself.
-    `reading` is the `owners` and `is_shared` of `_check_read`, whose rules then apply.
-    """
-    try:
-        link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        status = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    try:
-        status, around = os.fstat(link), os.fstat(folder)
-        if not stat.S_ISLNK(status.st_mode):
-            return None
-        own = (0, os.geteuid())
-        if reading is not None:
-            owners, is_shared = reading
-            is_trusted = not is_shared or status.st_uid in (*own, *owners)
-        elif _is_open(around):
-            is_trusted = status.st_uid in own and around.st_uid in own and bool(around.st_mode & stat.S_ISVTX)
-        else:
-            is_trusted = status.st_uid in own or (is_on_the_way and status.st_uid == around.st_uid)
-        if not is_trusted:
-            where = f"{_name_of(folder)}/{name}"
-            what = f"{where} is a symbolic link of user {status.st_uid}, and other users can replace it"
-            raise _untrusted(what, _REMOVE if status.st_uid in own else _HAVE_REMOVED)
-        return os.readlink("", dir_fd=link)
-    finally:
-        os.close(link)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "Is a device, pipe or socket, not a file")
+    if not os.access(place.name, os.W_OK, dir_fd=folder):  # a rename would ignore the file's mode
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return status
 
 
-def _is_open(folder: os.stat_result) -> bool:
-    return bool(folder.st_mode & stat.S_IWOTH)
-
-
-def _untrusted(why: str, hint: str = "choose another folder") -> OSError:
-    error = UntrustedPathError(errno.EPERM, f"{why}; {hint}")
-    error.why = why
-    return error
-
-
-def _name_of(folder: int) -> str:
-    return str(Path(f"/proc/self/fd/{folder}").readlink()).rstrip("/")
-
-
-def _write(place: _Place, part: str, data: bytes, mode: int, is_synced: bool) -> None:
-    before = place.look()
+def _write(place: Place, part: str, data: bytes, mode: int, is_synced: bool) -> None:
+    before = _look(place)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(part, flags, mode, dir_fd=place.folder)
+    file = os.open(part, flags, mode, dir_fd=place.folder.number)
     with os.fdopen(file, "wb") as stream:
         stream.write(data)
         if before is not None:
@@ -528,20 +328,14 @@ def _read_open(file: BinaryIO, most_bytes: int, silence_s: float) -> bytes:
     return read_pieces(file, most_bytes)
 
 
-def read_from(path: Path, most_bytes: int, owners: Collection[int]) -> bytes:
-    """Read as read_bytes does, but only what root, this user or `owners` could have put there.
+def read_trusted(path: Path, most_bytes: int) -> bytes:
+    """Read as read_bytes does, but only what no other user could have put there; raises UntrustedPathError.
 
-    Outside of folders where anybody can put files, every owner is trusted; a pipe or here-document is the
-    user's own. Raises UntrustedPathError. The open file is compared with the one that the checked path leads
-    to, so it does not matter who renames what in the meantime.
+    A pipe or here-document is the user's own.
     """
     with _open_at_once(path) as file:
         if not _is_inherited(file.fileno()):
-            with _naming(path), _open_place(path, owners=owners) as place:
-                found = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
-                if not os.path.samestat(found, os.fstat(file.fileno())):
-                    raise _untrusted("it was exchanged while it was opened", _HAVE_COPIED)
-                _check_read(file.fileno(), place.is_shared, owners)
+            check_read(path, file.fileno())
         return _read_open(file, most_bytes, _SILENCE_S)
 
 
@@ -549,7 +343,7 @@ def _is_inherited(descriptor: int) -> bool:
     """Return whether a file is one without a name that this process was given, as `<(...)` and `<<EOF` do."""
     status = os.fstat(descriptor)
     is_removed = stat.S_ISREG(status.st_mode) and status.st_nlink == 0 and status.st_uid == os.geteuid()
-    if not is_removed and not _name_of(descriptor).startswith("pipe:"):
+    if not is_removed and not path_of(descriptor).startswith("pipe:"):
         return False
     for other in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names
         with suppress(OSError):  # the descriptor of the listing itself
@@ -571,28 +365,29 @@ def open_file(path: str | Path) -> BinaryIO:
     return file
 
 
-def read_trusted(path: Path, most_bytes: int) -> bytes:
+def read_code(path: Path, most_bytes: int) -> bytes:
     """Read at most `most_bytes` of a file that nobody but this user, root and its folder's owner can change.
 
     A group that can write to the folder is trusted as its owner is, except within a world-writable folder.
     Raises UntrustedPathError if others could have put the file there, changed it or led the path to it, and
     OSError for a pipe or a device.
     """
-    with _naming(path), _open_place(path) as place:
+    with naming(path), open_place(path, writes=True) as place:
         flags = os.O_NOFOLLOW | os.O_NONBLOCK
+        folder, around = place.folder.number, place.folder.status
         with open(
-            place.name, "rb", opener=lambda name, mode: os.open(name, mode | flags, dir_fd=place.folder)
+            place.name, "rb", opener=lambda name, mode: os.open(name, mode | flags, dir_fd=folder)
         ) as file:
-            status, around = os.fstat(file.fileno()), os.fstat(place.folder)
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise NotAFileError(errno.EINVAL, "it is a pipe or a device, not a file")
-            if _is_open(around):
-                raise _untrusted(f"anybody can put files into its folder {_name_of(place.folder)}")
-            if _is_open(status):
-                raise _untrusted("anybody can change it")
-            by_group = is_changed_by_group(f"/proc/self/fd/{place.folder}")
-            if status.st_uid not in (0, os.geteuid(), around.st_uid) and not by_group:
-                raise _untrusted(f"it belongs to user {status.st_uid}, who can change it")
+            if is_open(around):
+                raise UntrustedPathError(f"anybody can put files into its folder {place.folder.path}")
+            if is_open(status):
+                raise UntrustedPathError("anybody can change it")
+            by_group = is_changed_by_group(f"/proc/self/fd/{folder}")
+            if not (is_own(status.st_uid) or status.st_uid == around.st_uid or by_group):
+                raise UntrustedPathError(f"it belongs to user {status.st_uid}, who can change it")
             return read_pieces(file, most_bytes)
 
 
@@ -615,18 +410,18 @@ def load_within(path: str | Path, name: str, fault: type[CaffeRecipesError], hin
         return read_within(path, name)
 
 
-_owners: Collection[int] | None = None
+_refuses_others = False
 
 
 @contextmanager
-def refusing_others(owners: Collection[int]) -> Iterator[None]:
-    """Within the context, load_yaml_text reads as read_from does: for commands that run what they read."""
-    global _owners
-    before, _owners = _owners, owners
+def refusing_others() -> Iterator[None]:
+    """Within the context, load_yaml_text reads as read_trusted does: for commands that run what they read."""
+    global _refuses_others
+    before, _refuses_others = _refuses_others, True
     try:
         yield
     finally:
-        _owners = before
+        _refuses_others = before
 
 
 def load_yaml_text(path: Path, kind: str, fault: type[CaffeRecipesError]) -> str:
@@ -636,9 +431,9 @@ def load_yaml_text(path: Path, kind: str, fault: type[CaffeRecipesError]) -> str
     """
     most = limit("yaml-bytes")
     try:
-        data = read_bytes(path, most + 1) if _owners is None else read_from(path, most + 1, _owners)
+        data = (read_trusted if _refuses_others else read_bytes)(path, most + 1)
     except UntrustedPathError as error:
-        raise fault(path, f"is not used: {error.why}", _HAVE_COPIED) from None
+        raise fault(path, f"is not used: {error.why}", "use a copy in a folder of your own") from None
     except OSError as error:
         hint = hint_for(error, f"give the path to a {kind}'s YAML")
         if isinstance(error, FileNotFoundError):

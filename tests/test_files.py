@@ -20,22 +20,20 @@ from typing import Any
 import pytest
 
 from caffe_recipes.files import (
-    UntrustedPathError,
     check_replaceable,
-    check_trusted,
-    is_changed_by_group,
     lock,
     make_own_folder,
     make_parents,
     name_beside,
     private_cache,
-    read_from,
+    read_trusted,
     release,
     render_unified,
     reserve,
     wait_until_read,
     write_whole,
 )
+from caffe_recipes.trust import UntrustedPathError, check_write, is_changed_by_group, trusting
 
 STRANGER = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
@@ -269,13 +267,13 @@ def test_a_colleague_is_trusted_below_a_root_owned_folder_in_a_shared_folder(
     (shared / "users/team").chmod(0o775)
     monkeypatch.setattr(os, "geteuid", lambda: user)
     for path in ("users", "users/bob", "users/team", "users/../users/bob"):
-        check_trusted(shared / path / "file")
+        check_write(shared / path / "file")
     for path in ("eve", "users/../eve", "users/bob/../../eve"):
         with pytest.raises(UntrustedPathError, match=f"belongs to user {STRANGER}"):
-            check_trusted(shared / path / "file")
+            check_write(shared / path / "file")
     (shared / "users").chmod(0o775)  # its group is not the user's own
     with pytest.raises(UntrustedPathError, match="a group can replace files in its folder"):
-        check_trusted(shared / "users/bob/file")
+        check_write(shared / "users/bob/file")
 
 
 @as_root
@@ -509,7 +507,7 @@ def test_what_is_run_is_read_where_only_trusted_users_could_have_put_it(
     (shared / "link").symlink_to("users/bob/../bob/theirs")
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     for path in ("project/theirs", "tmp/users/theirs", "tmp/users/bob/theirs", "tmp/mine", "tmp/link"):
-        assert read_from(tmp_path / path, 100, ()) == b"recipe"
+        assert read_trusted(tmp_path / path, 100) == b"recipe"
 
 
 @as_root
@@ -536,21 +534,22 @@ def test_what_is_run_is_not_read_where_another_user_could_have_put_it(tmp_path: 
         "free/file": f"its folder {tmp_path}/free can be changed by anybody",
     }.items():
         with pytest.raises(UntrustedPathError, match=why):
-            read_from(tmp_path / name, 100, ())
-    assert read_from(shared / "eve/file", 100, (STRANGER,)) == b"recipe"
+            read_trusted(tmp_path / name, 100)
+    with trusting((STRANGER,)):
+        assert read_trusted(shared / "eve/file", 100) == b"recipe"
 
 
 def test_what_is_run_is_read_from_an_own_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(b"named"))
     writer.start()
-    assert read_from(tmp_path / "pipe", 100, ()) == b"named"
+    assert read_trusted(tmp_path / "pipe", 100) == b"named"
     writer.join()
     reader, end = os.pipe()
     (tmp_path / "link").symlink_to(f"/dev/fd/{reader}")
     for path in (Path(f"/dev/fd/{reader}"), tmp_path / "link"):
         os.write(end, b"unnamed")
-        assert read_from(path, 7, ()) == b"unnamed"
+        assert read_trusted(path, 7) == b"unnamed"
     os.close(reader)
     os.close(end)
 
@@ -559,7 +558,7 @@ def test_what_is_run_is_read_from_a_here_document() -> None:
     with tempfile.TemporaryFile() as removed:
         removed.write(b"here")
         removed.seek(0)
-        assert read_from(Path(f"/proc/self/fd/{removed.fileno()}"), 100, ()) == b"here"
+        assert read_trusted(Path(f"/proc/self/fd/{removed.fileno()}"), 100) == b"here"
 
 
 @as_root
@@ -569,13 +568,13 @@ def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
     (shared / "theirs").write_bytes(b"theirs")
     os.chown(shared / "theirs", STRANGER, STRANGER)
     (shared / "own").write_bytes(b"own")
-    stat = os.stat
+    original = os.open
 
-    def exchange(path: str, **options: Any) -> os.stat_result:  # noqa: ANN401
-        if path == "theirs":
+    def exchange(path: str, *words: int, **options: Any) -> int:  # noqa: ANN401
+        if path == "theirs" and (shared / "own").exists():
             (shared / "own").rename(shared / "theirs")
-        return stat(path, **options)
+        return original(path, *words, **options)
 
-    monkeypatch.setattr(os, "stat", exchange)
+    monkeypatch.setattr(os, "open", exchange)
     with pytest.raises(UntrustedPathError, match="it was exchanged while it was opened"):
-        read_from(shared / "theirs", 100, ())
+        read_trusted(shared / "theirs", 100)

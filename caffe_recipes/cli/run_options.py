@@ -221,12 +221,13 @@ class GivenRun:
         """Read no recipe or profile for the rest of this command that another user could change."""
         from caffe_recipes.files import refusing_others
         from caffe_recipes.run.context import find_root
+        from caffe_recipes.trust import trusting
 
         context = click.get_current_context()
-        context.with_resource(refusing_others(()))
+        context.with_resource(refusing_others())
         root = self.caffe_root or find_root(None, self.profile)
         if root.is_dir():  # it is reported later if it is not; its owner is trusted
-            context.with_resource(refusing_others((root.stat().st_uid,)))
+            context.with_resource(trusting((root.stat().st_uid,)))
 
     def find_source(self, recipe: AnyRecipe) -> Path | None:
         """Return the training data to copy, from `--lmdb-source`; None to use the recipe's own source.

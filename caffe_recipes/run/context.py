@@ -10,7 +10,6 @@ import os
 import pwd
 import re
 import shutil
-import stat
 import sys
 import threading
 from collections import deque
@@ -56,6 +55,7 @@ from caffe_recipes.run.process import StartTrainer, launch_trainer
 from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.trainer import RunPlan, Trainer
 from caffe_recipes.run.trainer_log import LogTail
+from caffe_recipes.trust import is_open, is_sticky, is_trusted
 from caffe_recipes.wording import describe_count
 
 
@@ -293,14 +293,14 @@ def _hint_for_owner(path: Path, root: Path) -> str:
             continue
         if step in root.parents:
             break
-        is_open = status.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
-        if is_open and status.st_uid == os.geteuid():
+        can_replace = is_open(status) and not is_sticky(status)
+        if can_replace and status.st_uid == os.geteuid():
             break
-        is_trusted = status.st_uid in (0, os.geteuid(), root.stat().st_uid)
-        if is_open and (is_trusted or root not in step.parents):
+        is_ours = is_trusted(status.st_uid) or status.st_uid == root.stat().st_uid
+        if can_replace and (is_ours or root not in step.parents):
             ask = f"ask user {_name_user(status.st_uid)} to make it writable only by its owner"
             return f"use a copy in a folder of your own, or {ask}"
-        if not is_trusted:
+        if not is_ours:
             return "use a copy in a folder of your own"
     if not os.path.lexists(path):
         return "create it first, or use a folder of your own"

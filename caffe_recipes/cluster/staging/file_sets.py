@@ -17,7 +17,6 @@ import json
 import os
 import posixpath
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from caffe_recipes.cluster.staging.relay import DATA, digest_of
 from caffe_recipes.errors import ClusterError, DataError, InputError
 from caffe_recipes.file_format import FORMAT
 from caffe_recipes.files import lock, private_cache, read_within, reading, write_cache_file
+from caffe_recipes.trust import is_as_safe_as_its_folder
 from caffe_recipes.wording import describe_count
 
 # Each file is an argument of the command, and the system limits their total length.
@@ -133,7 +133,7 @@ class FileSet:
         Checking a thousand files one by one takes seconds. An LMDB's file is checked with its folder.
         """
         paths = [file.source.data for file in (() if self.lmdb else self._all)]
-        apart = [path for path in paths if path.parent != self.source or not _is_as_safe_as_its_folder(path)]
+        apart = [path for path in paths if path.parent != self.source or not is_as_safe_as_its_folder(path)]
         return [str(self.source), *map(str, apart)]
 
     @property
@@ -149,18 +149,6 @@ class FileSet:
         """Return the set of an LMDB with its digest."""
         wanted = {host: [replace(file, digest=digest) for file in each] for host, each in self.wanted.items()}
         return replace(self, wanted=wanted)
-
-
-def _is_as_safe_as_its_folder(path: Path) -> bool:
-    """Return whether only those who can change its folder can change a file that is not a link."""
-    try:
-        file, folder = path.lstat(), path.parent.stat()
-    except OSError:
-        return False
-    is_plain = stat.S_ISREG(file.st_mode) and not file.st_mode & stat.S_IWOTH
-    by_group = bool(file.st_mode & stat.S_IWGRP)
-    is_as_folder = bool(folder.st_mode & stat.S_IWGRP) and file.st_gid == folder.st_gid
-    return is_plain and (not by_group or is_as_folder) and file.st_uid in (0, os.geteuid(), folder.st_uid)
 
 
 def lmdb_set(lmdb: str, folder: Path, hosts: Iterable[str], root: Path = Path("/")) -> FileSet:

@@ -32,7 +32,7 @@ from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.data import digits
 from caffe_recipes.data.tfrecords import records_manifest_path
 from caffe_recipes.errors import DataError, InputError
-from caffe_recipes.files import is_changed_by_group, reading
+from caffe_recipes.files import reading
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import check_own_net, find_differences, generate
 from caffe_recipes.run.events import describe_run_command
@@ -51,6 +51,7 @@ from caffe_recipes.run.staging import (
 )
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.tensorflow.run import Records
+from caffe_recipes.trust import is_changed_by_group
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, plural
 
