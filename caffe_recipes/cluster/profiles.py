@@ -139,6 +139,9 @@ class Profile(Value):
     )
     shared_folder: PathText | None = Field(None, description="a folder that all nodes share")
     caffe_root: PathText | None = None
+    trust: tuple[Word, ...] = Field(
+        (), description="users whose data may be used in folders where everybody can write, such as /scratch"
+    )
     copy_with: Literal["ssh", "auto"] = "auto"
     rates: MachineRates = MachineRates()
     head: HostName | None = Field(None, description="the host name by which the nodes reach this machine")

@@ -270,6 +270,20 @@ def find_root(
     return Path()
 
 
+def find_trusted(profile: str | None, given: Sequence[str]) -> list[int]:
+    """Return the numbers of the users that a profile and `--trust-owner` name; raises InputError."""
+    named = [(profile, name) for name in (load_profile(profile).trust if profile else ())]
+    return [_find_user(name, where) for where, name in [*named, *(("--trust-owner", name) for name in given)]]
+
+
+def _find_user(name: str, where: str | None) -> int:
+    try:
+        return int(name) if name.isdecimal() and name.isascii() else pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        hint = "give the name or number of a user, as `ls -l` shows it"
+        raise InputError(where or "", f"unknown user '{name[:80]}'", hint) from None
+
+
 def check_own_root(root: Path, paths: Iterable[Path] = ()) -> None:
     """Raise InputError for a Caffe root in which other users could have put programs, hosts or journals.
 

@@ -108,7 +108,7 @@ def test_the_hint_of_a_refusal_follows_the_error_of_the_hosts_disk() -> None:
 def test_a_refusal_without_a_reason_is_one(record: str) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, record))
     with pytest.raises(
-        NodeRefusal, match=r"^n1:/tmp/a: `commit` failed without a reason; ask its owner to remove it"
+        NodeRefusal, match=r"^n1:/tmp/a: `commit` failed without a reason; remove it if it is yours"
     ):
         ask_node(host, "commit", "/tmp/a", "part", "7", "-")
 

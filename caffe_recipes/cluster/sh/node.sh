@@ -215,7 +215,7 @@ check_copy() {
 probe() {
     source=$1 source_bytes=$(size_of "$1") sees=0
     [ "$source_bytes" = "$2" ] && sees=1
-    exists "$data" || { check_source "$source"; answer "absent $(free_bytes "$folder") $sees $source_bytes"; }
+    exists "$data" || { check_ours; check_source "$source"; answer "absent $(free_bytes "$folder") $sees $source_bytes"; }
     check_copy
     answer "present $(stat -L -c %s -- "$data") $digest $source_bytes"
 }
@@ -226,8 +226,9 @@ make_folder() {
     message=$(mkdir -p -v -- "$folder" 2>&1) || refuse "cannot be created: ${message##*: }"
     new=$(printf '%s\n' "$message" | sed '/^$/d' | wc -l)
     check_folder "$folder"
-    [ "$(stat -L -c %u -- "$folder")" = "$me" ] || refuse "belongs to $(owner_of "$folder/")"
+    check_ours
 }
+check_ours() { ! exists "$folder" || [ "$(stat -L -c %u -- "$folder")" = "$me" ] || refuse "belongs to $(owner_of "$folder/")"; }
 
 # PART BYTES: creates the empty file to which a copy is written.
 make_part() {

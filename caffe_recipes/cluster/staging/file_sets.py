@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 from caffe_recipes.cluster.commands import COMMAND_S, Host
 from caffe_recipes.cluster.hosts import Answer, ask_all
-from caffe_recipes.cluster.remote import NodeRefusal, call_to_end, seconds_for, unreadable
+from caffe_recipes.cluster.remote import OTHER_FOLDER, NodeRefusal, call_to_end, seconds_for, unreadable
 from caffe_recipes.cluster.staging.relay import DATA, digest_of
 from caffe_recipes.errors import ClusterError, DataError, InputError
 from caffe_recipes.file_format import FORMAT
@@ -52,7 +52,6 @@ _ANSWERS = {
     "commit": "done",
 }
 _CLEANED = re.compile(rf"(kept) (.+)|(cleaned) ({_BYTES})|nothing")
-_HINT = "ask its owner to remove it, or stage to another folder"
 
 
 @dataclass(frozen=True)
@@ -283,7 +282,7 @@ def ask_files(
             kind, _, reason = record.partition(" ")
             if kind == "refused":
                 what = reason.strip() if files.lmdb else f"{file.name}: {reason.strip()}"
-                raise NodeRefusal(host.name, what, _HINT, files.folder)
+                raise NodeRefusal(host.name, what, OTHER_FOLDER, files.folder)
             if not re.fullmatch(_ANSWERS[verb], record):
                 raise unreadable(host.name, verb, record, files.folder)
             answers.append(record.split())
@@ -316,7 +315,7 @@ def _call(
     host: Host, verb: str, folder: str, root: Path, *words: str, limit_s: float = COMMAND_S
 ) -> list[str]:
     words = (folder, str(root), *words)
-    return call_to_end(host, "node", verb, *words, timeout_s=limit_s, place=folder, hint=_HINT)
+    return call_to_end(host, "node", verb, *words, timeout_s=limit_s, place=folder, hint=OTHER_FOLDER)
 
 
 # A file modified more recently may be written again without a change of its mtime, which has a coarse clock.

@@ -26,12 +26,13 @@ from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import DIGEST_S, LocalHost, ask_all, file_bytes, file_digest
+from caffe_recipes.cluster.remote import OTHER_FOLDER, check_trust, own_file_stamp
 from caffe_recipes.cluster.staging.file_sets import lmdb_set
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.data import digits
 from caffe_recipes.data.tfrecords import records_manifest_path
-from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.errors import DataError, HostFailed, InputError
 from caffe_recipes.files import reading
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import check_own_net, find_differences, generate
@@ -484,7 +485,20 @@ def check_snapshots(view: NodeView) -> list[CheckResult]:
     if facts is None:
         return view.skip_unreachable("snapshots", [view.setting.hosts[0].name])
     shown = ", ".join(view.setting.show(path) for path in snapshot_folders(view.setting, view.plan))
-    return as_findings("snapshots", judge_snapshots(view, facts), f"{facts.host}: in {shown}")
+    problems = judge_snapshots(view, facts) or _find_unsafe(view, facts.host)
+    return as_findings("snapshots", problems, f"{facts.host}: in {shown}")
+
+
+def _find_unsafe(view: NodeView, name: str) -> list[HostProblem]:
+    """Return the folders of snapshots on a host in which a run would not trust a snapshot."""
+    (host,) = [host for host in view.hosts if host.name == name]
+    problems = []
+    for folder in snapshot_folders(view.setting, view.plan):
+        try:
+            own_file_stamp(host, f"{folder}/.caffe-recipes", view.setting.root)
+        except HostFailed as error:
+            problems.append(HostProblem(name, error.what, error.hint, folder))
+    return problems
 
 
 def judge_snapshots(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
@@ -642,6 +656,14 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
     sets = setting.trainer.file_sets(setting.root, [host.name for host in setting.hosts], source)
     for each in sets:
         check_source_access(setting.root, each.read_paths)
+    folder, root = setting.data_path, str(setting.root)
+    answers = ask_all(
+        setting.hosts,
+        lambda host: check_trust(host, "trust", folder, root, hint=OTHER_FOLDER),
+        _ASK_RECORDS_S,
+    )
+    if problems := [as_problem(answer.host.name, answer.error) for answer in answers if answer.error]:
+        return as_findings(_TRAIN, problems)
     files = sum(len(each) for each in sets[0].wanted.values())
     shown = f"{setting.show(source)}: {data.images:,} images in {describe_count(data.files, 'file')}"
     hosts = describe_count(len(sets[0].wanted), "host")
