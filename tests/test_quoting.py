@@ -161,8 +161,9 @@ def test_a_net_beside_others_that_is_a_link_is_not_summarized(token: Path) -> No
 
 
 # Functions that open files, by the name that a call has.
-OPENERS = {"open", "open_file", "read_bytes", "read_text", "read_within", "load_within", "read_from"}
-OPENERS |= {"read_prototxt", "load_prototxt", "load_document", "load_lenient", "load_yaml_text", "fdopen"}
+OPENERS = {"open", "open_file", "read_bytes", "read_text", "read_within", "load_within", "read_trusted"}
+OPENERS |= {"read_code", "read_prototxt", "load_prototxt", "load_document", "load_lenient"}
+OPENERS |= {"load_yaml_text", "fdopen"}
 GUARDS = {"hiding_foreign_text", "refuse_foreign_link", "is_quotable", "_check_below"}
 # The commands that print what they read: all but those that run or build.
 REVIEWING = ("review", "render", "recipe", "authoring", "cli", "run/monitor")

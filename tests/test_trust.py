@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -11,10 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.trust import VARIABLE, UntrustedPathError, check_read, check_write, named_owners, trusting
-from tests.trust_cases import CASES, USERS, Case
+from caffe_recipes.trust import (
+    VARIABLE,
+    UntrustedPathError,
+    check_read,
+    check_write,
+    is_changed_by_group,
+    named_owners,
+    trusting,
+)
+from tests.trust_cases import CASES, STRANGER, USERS, Case, as_root
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 # Answers as `ask` does, in a process of its own.
 PROGRAM = """
 import sys
@@ -84,3 +93,37 @@ def test_named_owners_are_those_of_all_contexts_and_of_the_environment() -> None
     environment = os.environ | {VARIABLE: "7 5"}
     words = [sys.executable, "-c", program]
     assert subprocess.run(words, env=environment, capture_output=True, check=True).stdout == b"[5, 7]\n"
+
+
+@as_root
+@pytest.mark.parametrize("user", [0, 1234])
+def test_a_colleague_is_trusted_below_a_root_owned_folder_in_a_shared_folder(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, user: int
+) -> None:
+    """As in `node.sh`: tests/cluster/sh/test_node.py has the same folders."""
+    for name, owner in {"users": 0, "users/bob": STRANGER, "users/team": 0, "eve": STRANGER}.items():
+        (shared / name).mkdir()
+        os.chown(shared / name, owner, STRANGER)
+    (shared / "users/team").chmod(0o775)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    for path in ("users", "users/bob", "users/team", "users/../users/bob"):
+        check_write(shared / path / "file")
+    for path in ("eve", "users/../eve", "users/bob/../../eve"):
+        with pytest.raises(UntrustedPathError, match=f"belongs to user {STRANGER}"):
+            check_write(shared / path / "file")
+    (shared / "users").chmod(0o775)  # its group is not the user's own
+    with pytest.raises(UntrustedPathError, match="a group can replace files in its folder"):
+        check_write(shared / "users/bob/file")
+
+
+def test_a_group_of_the_user_s_name_with_other_members_is_not_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own").chmod(0o775)
+    own = pwd.getpwuid(os.geteuid())
+    os.chown(tmp_path / "own", -1, own.pw_gid)
+    for members, is_shared in (([], False), ([own.pw_name], False), ([own.pw_name, "colleague"], True)):
+        group = grp.struct_group((own.pw_name, "x", own.pw_gid, members))
+        monkeypatch.setattr(grp, "getgrgid", lambda number, group=group: group)
+        assert is_changed_by_group(tmp_path / "own") == is_shared

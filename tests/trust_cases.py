@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+STRANGER = 54321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 USERS = {"root": 0, "me": 1234, "bob": 54321, "nobody": 65534}
 _GROUP = 54321
 
@@ -45,14 +47,14 @@ class Case:
             else:
                 path.mkdir()
             if "acl" in more:
-                _give_access(path, USERS["bob"])
+                give_access(path, USERS["bob"])
             os.chown(path, USERS[owner], _GROUP, follow_symlinks=False)
             if what != "->":
                 path.chmod(int(what, 8))
         return top / self.path
 
 
-def _give_access(path: Path, user: int) -> None:
+def give_access(path: Path, user: int) -> None:
     """Let a user write by an access control list; skip the test where these are unsupported."""
     entries = ((1, 7, -1), (2, 7, user), (4, 0, -1), (0x10, 7, -1), (0x20, 0, -1))
     rights = b"".join(struct.pack("<HHI", *entry[:2], entry[2] & 0xFFFFFFFF) for entry in entries)
@@ -60,6 +62,12 @@ def _give_access(path: Path, user: int) -> None:
         os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + rights)
     except OSError:
         pytest.skip("this file system has no access control lists")
+
+
+def plant(link: Path, to: Path, owner: int = STRANGER) -> Path:
+    link.symlink_to(to)
+    os.chown(link, owner, owner, follow_symlinks=False)
+    return link
 
 
 _MINE = {"mine": "me 755", "mine/file": "me 644"}

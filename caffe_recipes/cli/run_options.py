@@ -232,7 +232,7 @@ class GivenRun:
 
         The owners that the user named are trusted from then on.
         """
-        from caffe_recipes.files import refusing_others
+        from caffe_recipes.files.yaml_text import refusing_others
         from caffe_recipes.run.context import find_root, find_trusted
         from caffe_recipes.trust import trusting
 

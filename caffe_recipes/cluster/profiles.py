@@ -26,7 +26,7 @@ from caffe_recipes.config import (
     validate,
 )
 from caffe_recipes.errors import InputError
-from caffe_recipes.files import load_yaml_text
+from caffe_recipes.files.yaml_text import load_yaml_text
 from caffe_recipes.wording import describe_count, did_you_mean
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]

@@ -26,7 +26,7 @@ from typing import Literal
 from caffe_recipes.cluster.commands import COMMAND_S, MAX_TRANSFER_S, Completed, Host, too_long
 from caffe_recipes.cluster.hosts import ask_all, first_error
 from caffe_recipes.errors import ClusterError, HostFailed, hint_for_reason
-from caffe_recipes.files import reading
+from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.limits import limit
 from caffe_recipes.trust import VARIABLE, named_owners
 

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from caffe_recipes.errors import DataError
 from caffe_recipes.file_format import FORMAT, take_format
-from caffe_recipes.files import read_within, reading, write_whole
+from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.files.bounded_reads import read_within, reading
 from caffe_recipes.trust import UntrustedPathError, check_write
 
 M = TypeVar("M")

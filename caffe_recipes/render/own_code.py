@@ -31,7 +31,8 @@ from typing import Literal, NoReturn
 
 from caffe_recipes.errors import CaffeRecipesError, RecipeError, hint_for
 from caffe_recipes.file_format import FORMAT
-from caffe_recipes.files import private_cache, read_code, read_pieces, write_cache_file
+from caffe_recipes.files.bounded_reads import read_code, read_pieces
+from caffe_recipes.files.user_cache import private_cache, write_cache_file
 from caffe_recipes.trust import UntrustedPathError, find_other_writer, is_changed_by_group
 
 RUN_CODE = "CAFFE_RECIPES_RUN_CODE"

@@ -12,12 +12,9 @@ from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, RecipeError, hint_for
-from caffe_recipes.files import (
-    make_parents,
-    read_bytes,
-    render_unified,
-    write_whole,
-)
+from caffe_recipes.files.atomic_writes import make_parents, write_whole
+from caffe_recipes.files.bounded_reads import read_bytes
+from caffe_recipes.files.unified_diff import render_unified
 from caffe_recipes.quoting import is_quotable
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared

@@ -31,7 +31,9 @@ from caffe_recipes.cluster.remote import OTHER_FOLDER, NodeRefusal, call_to_end,
 from caffe_recipes.cluster.staging.relay import DATA, digest_of
 from caffe_recipes.errors import ClusterError, DataError, InputError
 from caffe_recipes.file_format import FORMAT
-from caffe_recipes.files import lock, private_cache, read_within, reading, write_cache_file
+from caffe_recipes.files.bounded_reads import read_within, reading
+from caffe_recipes.files.locks import lock
+from caffe_recipes.files.user_cache import private_cache, write_cache_file
 from caffe_recipes.trust import is_as_safe_as_its_folder
 from caffe_recipes.wording import describe_count
 

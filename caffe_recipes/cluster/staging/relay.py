@@ -44,7 +44,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from caffe_recipes.file_format import FORMAT
-from caffe_recipes.files import try_lock, wait_until_read
+from caffe_recipes.files.locks import try_lock
+from caffe_recipes.files.pipes import wait_until_read
 from caffe_recipes.trust import find_other_writer
 from caffe_recipes.wording import describe_count
 

@@ -21,7 +21,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.remote import call_to_end, unreadable
 from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.file_format import take_format
-from caffe_recipes.files import open_file, too_large
+from caffe_recipes.files.bounded_reads import open_file, too_large
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes

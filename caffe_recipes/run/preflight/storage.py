@@ -33,7 +33,7 @@ from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.data import digits
 from caffe_recipes.data.tfrecords import records_manifest_path
 from caffe_recipes.errors import DataError, HostFailed, InputError
-from caffe_recipes.files import reading
+from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import check_own_net, find_differences, generate
 from caffe_recipes.run.events import describe_run_command

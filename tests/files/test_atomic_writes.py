@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
-import select
-import socket
-import struct
 import subprocess
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from caffe_recipes.files import (
+from caffe_recipes.files.atomic_writes import (
     check_replaceable,
-    lock,
     make_own_folder,
     make_parents,
     name_beside,
-    private_cache,
-    read_trusted,
-    release,
-    render_unified,
-    reserve,
-    wait_until_read,
     write_whole,
 )
-from caffe_recipes.trust import UntrustedPathError, check_write, is_changed_by_group, trusting
-
-STRANGER = 54321
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
-
-
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """Make a folder as /tmp is, and the user's own file beside it, which an attacker is after."""
-    (tmp_path / "profile").write_text("mine")
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "tmp").chmod(0o1777)
-    return tmp_path / "tmp"
-
-
-def plant(link: Path, to: Path, owner: int = STRANGER) -> Path:
-    link.symlink_to(to)
-    os.chown(link, owner, owner, follow_symlinks=False)
-    return link
-
-
-def give_access(folder: Path, user: int) -> None:
-    """Let a user write in a folder by an access control list; skip the test where these are unsupported."""
-    entries = ((1, 7, -1), (2, 7, user), (4, 0, -1), (0x10, 7, -1), (0x20, 0, -1))
-    rights = b"".join(struct.pack("<HHI", *entry[:2], entry[2] & 0xFFFFFFFF) for entry in entries)
-    try:
-        os.setxattr(folder, "system.posix_acl_access", struct.pack("<I", 2) + rights)
-    except OSError:
-        pytest.skip("this file system has no access control lists")
+from caffe_recipes.files.user_cache import private_cache
+from caffe_recipes.trust import is_changed_by_group
+from tests.trust_cases import STRANGER, as_root, give_access, plant
 
 
 def test_files_are_written_or_replaced(tmp_path: Path) -> None:
@@ -256,27 +214,6 @@ def test_a_folder_of_a_colleague_outside_of_shared_folders_is_used(tmp_path: Pat
 
 
 @as_root
-@pytest.mark.parametrize("user", [0, 1234])
-def test_a_colleague_is_trusted_below_a_root_owned_folder_in_a_shared_folder(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, user: int
-) -> None:
-    """As in `node.sh`: tests/cluster/sh/test_node.py has the same folders."""
-    for name, owner in {"users": 0, "users/bob": STRANGER, "users/team": 0, "eve": STRANGER}.items():
-        (shared / name).mkdir()
-        os.chown(shared / name, owner, STRANGER)
-    (shared / "users/team").chmod(0o775)
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    for path in ("users", "users/bob", "users/team", "users/../users/bob"):
-        check_write(shared / path / "file")
-    for path in ("eve", "users/../eve", "users/bob/../../eve"):
-        with pytest.raises(UntrustedPathError, match=f"belongs to user {STRANGER}"):
-            check_write(shared / path / "file")
-    (shared / "users").chmod(0o775)  # its group is not the user's own
-    with pytest.raises(UntrustedPathError, match="a group can replace files in its folder"):
-        check_write(shared / "users/bob/file")
-
-
-@as_root
 def test_in_a_container_that_does_not_map_root_its_shared_folder_is_used(shared: Path) -> None:
     """There /tmp seems to belong to nobody, as does what any other user made in it."""
     (shared / "theirs").mkdir()
@@ -284,7 +221,8 @@ def test_in_a_container_that_does_not_map_root_its_shared_folder_is_used(shared:
         os.chown(folder, STRANGER, STRANGER)
         folder.chmod(0o1777)
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom caffe_recipes.files import write_whole\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from caffe_recipes.files.atomic_writes import write_whole\n"
         "for name in ('file', 'theirs/file'):\n"
         "    try: write_whole({Path(sys.argv[1], name): b'new'})\n"
         "    except PermissionError as error: print(error.strerror)\n"
@@ -315,19 +253,6 @@ def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
         else:
             with pytest.raises(PermissionError, match="a group can replace files in its folder"):
                 write_whole({shared / "project" / "file": b"new"})
-
-
-def test_a_group_of_the_user_s_name_with_other_members_is_not_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own").chmod(0o775)
-    own = pwd.getpwuid(os.geteuid())
-    os.chown(tmp_path / "own", -1, own.pw_gid)
-    for members, is_shared in (([], False), ([own.pw_name], False), ([own.pw_name, "colleague"], True)):
-        group = grp.struct_group((own.pw_name, "x", own.pw_gid, members))
-        monkeypatch.setattr(grp, "getgrgid", lambda number, group=group: group)
-        assert is_changed_by_group(tmp_path / "own") == is_shared
 
 
 def test_users_in_an_access_control_list_count_like_a_group(tmp_path: Path, shared: Path) -> None:
@@ -394,91 +319,6 @@ def test_no_lmdb_is_built_in_a_folder_that_another_user_made(shared: Path) -> No
         make_own_folder(plant(made, shared.parent))
 
 
-def test_a_diff_marks_missing_files_and_missing_line_feeds() -> None:
-    assert render_unified("n", None, "a").startswith(
-        "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+a\n\\ No newline"
-    )
-    assert render_unified("n", "a\x0cb\n", "a\x0cb\n") == ""
-
-
-def test_a_lock_has_one_holder_and_is_free_afterwards(tmp_path: Path) -> None:
-    busy = RuntimeError("busy")
-    with lock(tmp_path / "lock", busy):
-        with pytest.raises(RuntimeError, match="busy"), lock(tmp_path / "lock", busy):
-            pass
-        assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
-    with lock(tmp_path / "lock", busy):
-        pass
-
-
-def test_a_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "lock").symlink_to(tmp_path / "other")
-
-    with pytest.raises(OSError, match="symbolic links"), lock(tmp_path / "lock", RuntimeError()):
-        pass
-
-    assert not (tmp_path / "other").exists()
-
-
-@as_root
-def test_a_lock_of_another_user_is_refused_where_its_owner_could_hold_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lock").touch()
-    os.chown(tmp_path / "lock", STRANGER, STRANGER)
-    monkeypatch.setattr(os, "geteuid", lambda: 1)
-
-    with pytest.raises(PermissionError, match="another user"), lock(tmp_path / "lock", RuntimeError()):
-        pass
-
-
-@pytest.mark.parametrize("make", [os.pipe, lambda: tuple(end.detach() for end in socket.socketpair())])
-def test_writing_to_a_pipe_waits_until_it_is_read(
-    make: Callable[[], tuple[int, int]],
-) -> None:
-    out, into = make()
-    os.write(into, b"why" * 1000)
-    left: list[int] = []
-
-    def wait() -> None:
-        wait_until_read(into)
-        left.append(len(os.read(out, 3000)) if select.select([out], [], [], 0)[0] else 0)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    waiting.join(0.05)  # one that does not wait has read it all by now
-    read = os.read(out, 3000) if waiting.is_alive() else b""
-    waiting.join()
-    assert (read, left) == (b"why" * 1000, [0])
-    os.close(out)
-    os.close(into)
-
-
-def test_a_file_and_a_pipe_without_a_reader_are_not_waited_for(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w+") as file:
-        file.write("why")
-        file.seek(0)
-        wait_until_read(file.fileno())
-    out, into = os.pipe()
-    os.write(into, b"why")
-    os.close(out)
-    before = time.monotonic()
-    wait_until_read(into, 3600)
-    assert time.monotonic() - before < 3600
-    os.close(into)
-
-
-def test_space_is_reserved_after_a_file_and_released(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(b"line\n")
-    assert not reserve(log, 1 << 20)
-    if log.stat().st_blocks * 512 >= 1 << 20:  # not every file system reserves
-        release(log)
-        assert log.stat().st_blocks * 512 < 1 << 20
-    assert log.read_bytes() == b"line\n"
-    assert not reserve(tmp_path / "none", 1 << 20)
-
-
 def test_missing_parents_are_created_and_a_file_among_them_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,90 +331,3 @@ def test_missing_parents_are_created_and_a_file_among_them_is_refused(
     Path("file").touch()
     with pytest.raises(NotADirectoryError):
         make_parents(Path("file/b/c"))
-
-
-@as_root
-def test_what_is_run_is_read_where_only_trusted_users_could_have_put_it(
-    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `check_read` in `node.sh` decides."""
-    for folder, owner in {"tmp/users": 0, "tmp/users/bob": STRANGER, "project": STRANGER}.items():
-        (tmp_path / folder).mkdir()
-        os.chown(tmp_path / folder, owner, owner)
-        (tmp_path / folder / "theirs").write_bytes(b"recipe")
-        os.chown(tmp_path / folder / "theirs", STRANGER, STRANGER)
-    (shared / "mine").write_bytes(b"recipe")
-    (shared / "link").symlink_to("users/bob/../bob/theirs")
-    monkeypatch.setattr(os, "geteuid", lambda: 1234)
-    for path in ("project/theirs", "tmp/users/theirs", "tmp/users/bob/theirs", "tmp/mine", "tmp/link"):
-        assert read_trusted(tmp_path / path, 100) == b"recipe"
-
-
-@as_root
-def test_what_is_run_is_not_read_where_another_user_could_have_put_it(tmp_path: Path, shared: Path) -> None:
-    for folder, owner in {"own": 0, "eve": STRANGER}.items():
-        (shared / folder).mkdir()
-        (shared / folder / "file").write_bytes(b"recipe")
-        for path in (shared / folder, shared / folder / "file"):
-            os.chown(path, owner if path.name == folder else STRANGER, owner)
-    plant(shared / "link", tmp_path / "profile")
-    os.mkfifo(shared / "pipe")
-    os.chown(shared / "pipe", STRANGER, STRANGER)
-    (shared / "open").touch()
-    (shared / "open").chmod(0o666)
-    (tmp_path / "free").mkdir()
-    (tmp_path / "free/file").touch()
-    (tmp_path / "free").chmod(0o777)
-    for name, why in {
-        "tmp/own/file": f"it belongs to user {STRANGER}",
-        "tmp/eve/file": f"its folder {shared}/eve belongs to user {STRANGER}",
-        "tmp/link": f"is a symbolic link of user {STRANGER}",
-        "tmp/pipe": f"it belongs to user {STRANGER}",
-        "tmp/open": "it can be changed by anybody",
-        "free/file": f"its folder {tmp_path}/free can be changed by anybody",
-    }.items():
-        with pytest.raises(UntrustedPathError, match=why):
-            read_trusted(tmp_path / name, 100)
-    with trusting((STRANGER,)):
-        assert read_trusted(shared / "eve/file", 100) == b"recipe"
-
-
-def test_what_is_run_is_read_from_an_own_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(b"named"))
-    writer.start()
-    assert read_trusted(tmp_path / "pipe", 100) == b"named"
-    writer.join()
-    reader, end = os.pipe()
-    (tmp_path / "link").symlink_to(f"/dev/fd/{reader}")
-    for path in (Path(f"/dev/fd/{reader}"), tmp_path / "link"):
-        os.write(end, b"unnamed")
-        assert read_trusted(path, 7) == b"unnamed"
-    os.close(reader)
-    os.close(end)
-
-
-def test_what_is_run_is_read_from_a_here_document() -> None:
-    with tempfile.TemporaryFile() as removed:
-        removed.write(b"here")
-        removed.seek(0)
-        assert read_trusted(Path(f"/proc/self/fd/{removed.fileno()}"), 100) == b"here"
-
-
-@as_root
-def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (shared / "theirs").write_bytes(b"theirs")
-    os.chown(shared / "theirs", STRANGER, STRANGER)
-    (shared / "own").write_bytes(b"own")
-    original = os.open
-
-    def exchange(path: str, *words: int, **options: Any) -> int:  # noqa: ANN401
-        if path == "theirs" and (shared / "own").exists():
-            (shared / "own").rename(shared / "theirs")
-        return original(path, *words, **options)
-
-    monkeypatch.setattr(os, "open", exchange)
-    with pytest.raises(UntrustedPathError, match="it was exchanged while it was opened"):
-        read_trusted(shared / "theirs", 100)
