@@ -59,6 +59,8 @@ def ask(case: Case, path: Path) -> list[bool]:
     return answers
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
+@pytest.mark.promise("a colleague's folder is used")
 @as_root
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_python_decides_as_the_table_says(case: Case, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +97,8 @@ def test_named_owners_are_those_of_all_contexts_and_of_the_environment() -> None
     assert subprocess.run(words, env=environment, capture_output=True, check=True).stdout == b"[5, 7]\n"
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
+@pytest.mark.promise("a colleague's folder is used")
 @as_root
 @pytest.mark.parametrize("user", [0, 1234])
 def test_a_colleague_is_trusted_below_a_root_owned_folder_in_a_shared_folder(
@@ -116,6 +120,7 @@ def test_a_colleague_is_trusted_below_a_root_owned_folder_in_a_shared_folder(
         check_write(shared / "users/bob/file")
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 def test_a_group_of_the_user_s_name_with_other_members_is_not_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def full_recipe() -> dict[str, Any]:
     return recipe
 
 
+@pytest.mark.promise("nothing read runs")
 @pytest.mark.parametrize("at", list(texts_in(full_recipe())), ids=lambda at: ".".join(map(str, at)))
 def test_every_text_of_a_recipe_is_refused_in_one_line_or_harmless_in_its_script(
     at: tuple[str | int, ...], tmp_path: Path
@@ -200,6 +201,7 @@ def of_nobody(path: Path) -> None:
     os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
 
 
+@pytest.mark.promise("snapshots and staged copies are ours alone")
 @as_root
 @pytest.mark.parametrize(
     "attack", ["parent", "parent link", "folder", "data", "stamped folder", "our link to their link"]
@@ -233,6 +235,7 @@ def test_folders_of_another_user_above_an_lmdb_are_refused_and_not_touched(attac
     assert [(path, path.lstat().st_ctime_ns) for path in sorted(disk.rglob("*"))] == before
 
 
+@pytest.mark.promise("a colleague's folder is used")
 @as_root
 def test_a_colleague_s_dataset_is_read_where_only_its_owner_can_write() -> None:
     with tempfile.TemporaryDirectory(dir="/var") as name:

@@ -112,6 +112,7 @@ def test_the_temporary_file_is_hidden_in_the_same_folder_and_unpredictable() -> 
     assert not any(name_beside(Path("b")).name.endswith(str(os.getpid())) for _ in range(10))
 
 
+@pytest.mark.promise("nothing is written through planted links")
 @as_root
 @pytest.mark.parametrize("write", [lambda path: write_whole({path: b"theirs"}), check_replaceable])
 def test_a_link_that_another_user_planted_is_not_written_through(
@@ -135,6 +136,7 @@ def test_a_planted_link_to_nothing_makes_no_file(shared: Path) -> None:
     assert not (shared.parent / "new").exists()
 
 
+@pytest.mark.promise("nothing is written through planted links")
 @as_root
 def test_a_folder_is_not_reached_through_a_planted_link(shared: Path) -> None:
     (shared.parent / "home").mkdir()
@@ -170,6 +172,7 @@ def test_an_own_link_is_followed_where_only_its_owner_can_exchange_it(shared: Pa
     assert (shared.parent / "profile").read_bytes() == b"new"
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 def test_within_a_shared_folder_one_where_anybody_can_exchange_files_is_refused(shared: Path) -> None:
     (shared / "open").mkdir()
     (shared / "open").chmod(0o777)
@@ -178,6 +181,7 @@ def test_within_a_shared_folder_one_where_anybody_can_exchange_files_is_refused(
     assert list((shared / "open").iterdir()) == []
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 @as_root
 @pytest.mark.parametrize("mode", [0o1777, 0o755])
 def test_no_file_is_put_where_the_owner_of_a_shared_folder_can_exchange_it(shared: Path, mode: int) -> None:
@@ -195,6 +199,7 @@ def test_no_file_is_put_where_the_owner_of_a_shared_folder_can_exchange_it(share
     assert [path.name for path in theirs.rglob("*")] == ["mine"]
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 @as_root
 def test_the_owner_of_a_folder_that_anybody_can_write_to_is_not_trusted(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
@@ -213,6 +218,7 @@ def test_a_folder_of_a_colleague_outside_of_shared_folders_is_used(tmp_path: Pat
     make_own_folder(tmp_path / "project" / "mine" / "lmdb")
 
 
+@pytest.mark.promise("a colleague's folder is used")
 @as_root
 def test_in_a_container_that_does_not_map_root_its_shared_folder_is_used(shared: Path) -> None:
     """There /tmp seems to belong to nobody, as does what any other user made in it."""
@@ -235,6 +241,7 @@ def test_in_a_container_that_does_not_map_root_its_shared_folder_is_used(shared:
     assert [path.name for path in sorted(shared.rglob("*"))] == ["file", "theirs"]
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 @as_root
 @pytest.mark.parametrize("owner", [0, STRANGER])
 def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
@@ -255,6 +262,7 @@ def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
                 write_whole({shared / "project" / "file": b"new"})
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 def test_users_in_an_access_control_list_count_like_a_group(tmp_path: Path, shared: Path) -> None:
     for folder in (tmp_path / "own", shared / "own"):
         folder.mkdir(mode=0o700)
@@ -289,6 +297,7 @@ def test_two_dots_and_relative_links_lead_where_the_kernel_leads(
     assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["near", "one"]
 
 
+@pytest.mark.promise("our files are open to nobody else")
 @as_root
 def test_a_planted_file_does_not_open_ours_by_its_mode(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("theirs")
@@ -302,6 +311,7 @@ def test_a_planted_file_does_not_open_ours_by_its_mode(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 @as_root
 def test_no_lmdb_is_built_in_a_folder_that_another_user_made(shared: Path) -> None:
     made = shared / ".lmdb.partial"

@@ -53,6 +53,7 @@ def test_reading_a_pipe_without_a_writer_times_out(tmp_path: Path) -> None:
         read_bytes(pipe, 100)
 
 
+@pytest.mark.promise("a pipe keeps nobody waiting")
 def test_reading_a_named_pipe_times_out_after_a_silence_of_its_writer(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -64,6 +65,7 @@ def test_reading_a_named_pipe_times_out_after_a_silence_of_its_writer(tmp_path: 
         os.close(writer)
 
 
+@pytest.mark.promise("a pipe keeps nobody waiting")
 def test_reading_a_named_pipe_times_out_although_its_writer_trickles(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -104,6 +106,7 @@ def test_a_terminal_is_read() -> None:
     os.close(side)
 
 
+@pytest.mark.promise("a colleague's folder is used")
 @as_root
 def test_what_is_run_is_read_where_only_trusted_users_could_have_put_it(
     tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,6 +124,7 @@ def test_what_is_run_is_read_where_only_trusted_users_could_have_put_it(
         assert read_trusted(tmp_path / path, 100) == b"recipe"
 
 
+@pytest.mark.promise("a colleague's folder is used")
 @as_root
 def test_what_is_run_is_not_read_where_another_user_could_have_put_it(tmp_path: Path, shared: Path) -> None:
     for folder, owner in {"own": 0, "eve": STRANGER}.items():
@@ -150,6 +154,8 @@ def test_what_is_run_is_not_read_where_another_user_could_have_put_it(tmp_path: 
         assert read_trusted(shared / "eve/file", 100) == b"recipe"
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
+@pytest.mark.promise("a check cannot be evaded")
 def test_what_is_run_is_read_from_an_own_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(b"named"))
@@ -172,6 +178,8 @@ def test_what_is_run_is_read_from_a_here_document() -> None:
         assert read_trusted(Path(f"/proc/self/fd/{removed.fileno()}"), 100) == b"here"
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
+@pytest.mark.promise("a check cannot be evaded")
 @as_root
 def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
     shared: Path, monkeypatch: pytest.MonkeyPatch

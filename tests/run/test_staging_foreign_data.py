@@ -64,6 +64,7 @@ def plant(lmdb: Path, how: str) -> None:
         os.chown(lmdb if how == "folder" else lmdb / "data.mdb", NOBODY, NOBODY)
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("how", ["folder", "data.mdb", "lock"])
 def test_nothing_is_trained_from_or_tested_with_data_of_another_user(
     place: Place, lmdb: Path, part: DataPart, how: str
@@ -80,6 +81,7 @@ def test_nothing_is_trained_from_or_tested_with_data_of_another_user(
     assert re.match(message, error)
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("how", ["folder", "lock"])
 def test_the_data_are_checked_again_when_a_run_prepares(
     place: Place, lmdb: Path, part: DataPart, how: str
@@ -109,6 +111,7 @@ def stage_here(place: Place) -> StagedHost:
     return staged
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("how", ["folder", "data.mdb", "lock"])
 def test_nothing_is_staged_from_a_source_that_another_user_could_have_put_there(
     place: Place, source: Path, how: str
@@ -130,6 +133,7 @@ def test_nothing_is_staged_from_a_source_that_another_user_could_have_put_there(
     assert re.match(message, error)
 
 
+@pytest.mark.promise("a check cannot be evaded")
 def test_a_source_that_another_user_hides_during_the_check_is_refused(place: Place, source: Path) -> None:
     source.rename(source.with_name("hidden"))
     message = rf"localhost:{source}: does not exist, and anybody could create it; give the folder"
@@ -137,6 +141,7 @@ def test_a_source_that_another_user_hides_during_the_check_is_refused(place: Pla
         check_source_access(place.root, [str(source)])
 
 
+@pytest.mark.promise("a check cannot be evaded")
 def test_data_may_be_absent_only_until_they_are_staged(place: Place, lmdb: Path, part: DataPart) -> None:
     setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), lambda *_: LocalHost())
     check_data(setting, part)
@@ -150,6 +155,7 @@ def test_own_data_are_staged_from_a_shared_folder(place: Place, source: Path) ->
     assert stage_here(place).outcome == "sent"
 
 
+@pytest.mark.promise("a colleague's folder is used")
 def test_data_of_a_colleague_are_staged_from_a_folder_in_which_only_their_owner_can_write(
     place: Place,
 ) -> None:
@@ -186,6 +192,7 @@ def sources_in(path: Path, root: Path) -> set[str]:
     }
 
 
+@pytest.mark.promise("nobody else holds our locks, and we open none of theirs")
 @pytest.mark.parametrize("every", [None, 3])
 def test_no_lock_file_of_a_colleague_is_opened(place: Place, colleague: Path, every: int | None) -> None:
     """liblmdb would write to lock.mdb, which its owner can replace by a link to a file of ours."""
@@ -201,6 +208,7 @@ def test_no_lock_file_of_a_colleague_is_opened(place: Place, colleague: Path, ev
         assert source.startswith("runs/small-1/data/")
 
 
+@pytest.mark.promise("a colleague's folder is used")
 @pytest.mark.parametrize("mode", [0o755, 0o2775])
 def test_data_and_snapshots_are_put_into_an_own_folder_in_the_project_folder_of_another_user(
     place: Place, mode: int
@@ -219,6 +227,7 @@ def test_data_and_snapshots_are_put_into_an_own_folder_in_the_project_folder_of_
         assert (Path(folder) / "mine/train_lmdb/data.mdb").exists()
 
 
+@pytest.mark.promise("a colleague's folder is used")
 @pytest.mark.parametrize("where", ["option", "profile"])
 def test_the_data_of_a_named_owner_are_used_in_a_shared_folder(
     place: Place, source: Path, where: str
@@ -261,6 +270,7 @@ def test_own_data_are_read_where_they_are(place: Place) -> None:
     assert not (place.root / "runs/small-1/data").exists()
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Path) -> None:
     source = tmp_path / "records"
     source.mkdir()
@@ -283,6 +293,7 @@ def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Pa
         check_source_access(tmp_path, records.read_paths)
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("name", ["{}/.manifest.json", "{}.manifest.json"])
 def test_a_records_manifest_that_another_user_could_have_planted_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: DataPart, name: str
@@ -309,6 +320,7 @@ def test_a_records_manifest_that_another_user_could_have_planted_is_not_used(
         check_data(setting, part)
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 def test_staged_data_are_checked_before_each_run(place: Place) -> None:
     assert stage_here(place).outcome == "sent"
     plant(place.root / "tmp/train_lmdb", "lock")
@@ -317,6 +329,7 @@ def test_staged_data_are_checked_before_each_run(place: Place) -> None:
     assert place.trained() == []
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 def test_the_owner_of_the_current_folder_is_not_trusted_unless_it_is_the_caffe_root(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +350,7 @@ def test_own_data_in_a_shared_folder_are_used(place: Place, lmdb: Path) -> None:
     assert place.run().outputs
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("part", ["test"], indirect=True)
 def test_a_test_lmdb_that_another_user_puts_there_during_the_run_is_not_tested_with(
     place: Place, lmdb: Path, monkeypatch: pytest.MonkeyPatch

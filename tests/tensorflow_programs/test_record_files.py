@@ -151,6 +151,7 @@ def test_more_groups_than_files_are_refused(records: Records) -> None:
     assert records.refuse(groups=4).startswith("--file_groups 4 exceeds the 3 files in ")
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("prefix", ["../evil/train", "evil/train", "", "x\0"])
 def test_a_manifest_does_not_lead_out_of_its_folder(records: Records, prefix: str) -> None:
     for folder in (records.folder / "evil", records.folder.parent / "evil"):
@@ -162,6 +163,7 @@ def test_a_manifest_does_not_lead_out_of_its_folder(records: Records, prefix: st
     assert "not a manifest of TFRecords" in records.refuse()
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 @pytest.mark.parametrize("what", ["folder", "file", "manifest", "link"])
 def test_records_that_another_user_could_have_put_there_are_refused(what: str) -> None:

@@ -19,6 +19,8 @@ ASK = """target=$1 path=$1; set --; . "$0"; trust_owner_of /none
 for reads in yes no; do (check_path "$path"; echo yes) | tail -n 1 | cut -c 1-22; done"""
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
+@pytest.mark.promise("a colleague's folder is used")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_host_decides_as_the_table_says(case: Case) -> None:
