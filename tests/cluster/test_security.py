@@ -29,6 +29,7 @@ from caffe_recipes.recipe.source import parse_recipe
 from caffe_recipes.render.scripts import render_run_script
 from caffe_recipes.run.caffe import find_caffe
 from caffe_recipes.run.context import find_launcher
+from caffe_recipes.trust import trusting
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.keys import write_key
 from tests.cluster.staging.conftest import clean_node, probe_node, reserve_part
@@ -252,8 +253,12 @@ def test_a_colleague_s_dataset_is_read_where_only_its_owner_can_write() -> None:
         (lmdb / "lock.mdb").unlink()
         (lmdb / "lock.mdb").symlink_to("/none")  # Caffe would create what it names
         of_nobody(lmdb / "lock.mdb")
-        with pytest.raises(NodeRefusal, match=r"contains lock\.mdb, which belongs to user"):
-            ask_node(HOST, "read", str(lmdb), "/none")
+        for named in ((), (NOBODY,)):
+            with (
+                trusting(named),
+                pytest.raises(NodeRefusal, match=r"contains lock\.mdb, which belongs to user"),
+            ):
+                ask_node(HOST, "read", str(lmdb), "/none")
         (lmdb / "lock.mdb").unlink()
         lmdb.chmod(0o777)
         with pytest.raises(NodeRefusal, match="can be changed by anybody"):

@@ -24,6 +24,7 @@ from caffe_recipes.run.preflight.trials import check_ranks
 from caffe_recipes.run.tensorflow import ProgramLog, TensorFlow
 from caffe_recipes.run.trainer import Attempt, Checkpoint
 from caffe_recipes.run.trainer_log import LogTail, find_failure, images_per_s
+from caffe_recipes.trust import VARIABLE, trusting
 
 DIGITS = TensorFlow(load_tensorflow_run("tf-digits-local"))
 PLAN = plan_chain(DIGITS.recipe, "runs/x-1")
@@ -340,6 +341,12 @@ def test_somebody_s_own_programs_are_started_where_they_are(monkeypatch: pytest.
         f"tensorflow/tf-digits-local/{name}" for name in ("resnet_check.py", "tf_rates.py")
     ]
     assert "/theirs" in DIGITS.environment(Path("/root"))["PYTHONPATH"].split(":")
+
+
+def test_the_ranks_trust_the_owners_that_are_named() -> None:
+    assert VARIABLE not in DIGITS.environment(Path("/root"))
+    with trusting((1234, 42)):
+        assert DIGITS.environment(Path("/root"))[VARIABLE] == "42 1234"
 
 
 @pytest.mark.promise("nothing is imported from the current folder")

@@ -21,14 +21,14 @@ owner_of() { stat -c 'user %U (%u)' -- "$1" | sed 's/UNKNOWN (\([0-9]*\))/\1/'; 
 # ROOT: trusts the owner of the Caffe root, such as another user's checkout: they can change its programs. So are the users, by
 # their numbers, whom the user has named.
 trust_owner_of() {
-    trusted="${CAFFE_RECIPES_TRUST-} $(stat -L -c %u -- "$1" 2>/dev/null)"
+    trusted=$(stat -L -c %u -- "$1" 2>/dev/null) named=${CAFFE_RECIPES_TRUST-}
     root=$(cd -- "$1" 2>/dev/null && pwd -P && echo .) || root=''
     root=${root%??}/
 }
 
 # STEP: is its $owner trusted everywhere? So are the owners of the folders that contain the Caffe root, with these folders.
 is_trusted() {
-    case " 0 $me $trusted " in *" $owner "*) return ;; esac
+    case " 0 $me $trusted $named " in *" $owner "*) return ;; esac
     case $root in "$1"/*) ;; *) false ;; esac
 }
 
@@ -145,13 +145,14 @@ check_data() {
 }
 
 # PATH: refuses a file or folder that we only read or run, if another user could have put it there; for an LMDB, its files
-# too. liblmdb would create or open the target of a link named lock.mdb, so the folder's owner is not trusted with that.
+# too. liblmdb would create or open the target of a link named lock.mdb, so neither its owner nor who is named is trusted with that.
 check_read() {
     reads=yes
     if [ -d "$1" ]; then check_folder "$1"; else check_path "$1"; fi
     [ ! -f "$1/data.mdb" ] || check_data "$1/data.mdb"
-    reads=no last=yes
+    reads=no last=yes named=''
     [ ! -L "$1/lock.mdb" ] || check_step "$1/lock.mdb"
+    named=${CAFFE_RECIPES_TRUST-}
 }
 check_each() { for path in "$@"; do check_read "$path"; done; }
 

@@ -491,7 +491,7 @@ def check_snapshots(view: NodeView) -> list[CheckResult]:
 
 def _find_unsafe(view: NodeView, name: str) -> list[HostProblem]:
     """Return the folders of snapshots on a host in which a run would not trust a snapshot."""
-    (host,) = [host for host in view.hosts if host.name == name]
+    host = next(host for host in view.hosts if host.name == name)
     problems = []
     for folder in snapshot_folders(view.setting, view.plan):
         try:
