@@ -27,7 +27,7 @@ from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import DIGEST_S, LocalHost, ask_all, file_bytes, file_digest
 from caffe_recipes.cluster.remote import OTHER_FOLDER, check_trust, own_file_stamp
-from caffe_recipes.cluster.staging.file_sets import lmdb_set
+from caffe_recipes.cluster.staging.file_sets import FileSet, lmdb_set
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.data import digits
@@ -36,6 +36,7 @@ from caffe_recipes.errors import DataError, HostFailed, InputError
 from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import check_own_net, find_differences, generate
+from caffe_recipes.run.context import Setting
 from caffe_recipes.run.events import describe_run_command
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
@@ -656,18 +657,24 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
     sets = setting.trainer.file_sets(setting.root, [host.name for host in setting.hosts], source)
     for each in sets:
         check_source_access(setting.root, each.read_paths)
-    folder, root = setting.data_path, str(setting.root)
-    answers = ask_all(
-        setting.hosts,
-        lambda host: check_trust(host, "trust", folder, root, hint=OTHER_FOLDER),
-        _ASK_RECORDS_S,
-    )
-    if problems := [as_problem(answer.host.name, answer.error) for answer in answers if answer.error]:
+    if problems := [problem for each in sets for problem in _find_unusable(setting, each)]:
         return as_findings(_TRAIN, problems)
     files = sum(len(each) for each in sets[0].wanted.values())
     shown = f"{setting.show(source)}: {data.images:,} images in {describe_count(data.files, 'file')}"
     hosts = describe_count(len(sets[0].wanted), "host")
     return [CheckResult(_TRAIN, f"{shown}; {files} to be staged on {hosts} where missing")]
+
+
+def _find_unusable(setting: Setting, files: FileSet) -> list[HostProblem]:
+    """Return the hosts on which another user could exchange the records that are to be staged there."""
+    words, hosts = (
+        (files.folder, str(setting.root)),
+        [one for one in setting.hosts if one.name in files.wanted],
+    )
+    answers = ask_all(
+        hosts, lambda host: check_trust(host, "trust", *words, hint=OTHER_FOLDER), _ASK_RECORDS_S
+    )
+    return [as_problem(answer.host.name, answer.error) for answer in answers if answer.error]
 
 
 def check_test_records(view: NodeView) -> list[CheckResult]:
