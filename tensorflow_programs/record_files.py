@@ -8,14 +8,9 @@ listing. This module does not need TensorFlow.
 
 from __future__ import annotations
 
-import errno
-import grp
 import json
-import os
-import pwd
 import random
 import socket
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,10 +18,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+from trust import UntrustedPathError, check_read, trusting
+
 BUILD_RECORDS = "build the records with imagenet_to_gcs.py"
 OWN_RECORDS = "use records in a folder of your own"
 FORMAT = 1  # of manifests: that of caffe_recipes/file_format.py, since this module does without caffe_recipes
-_MOST_LINKS = 40
 T = TypeVar("T")
 
 
@@ -135,51 +131,17 @@ class Share:
         return files[self.group_rank :: self.group_ranks] if self.is_by_file else files
 
 
-def is_private_group(gid: int) -> bool:
-    """Return whether a group is that of this user alone: it has the user's name, and no other members.
-
-    An access control list shows as group permissions, so files with one are not recognized here.
-    """
-    try:
-        group, me = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return False
-    return gid == os.getegid() and group.gr_name == me and set(group.gr_mem) <= {me}
-
-
 def check_trusted(path: Path) -> None:
     """Raise BadInput if another user could have put a file there; OSError if it does not exist.
 
-    As in `caffe-recipes run`: below a folder where anybody can create files, such as /tmp, each folder, link
-    and file on the path must belong to root, to this user, or to the owner of these programs.
+    The owner of these programs is trusted, as `caffe-recipes run` trusts the owner of the Caffe root.
     """
-    trusted = {0, os.geteuid(), Path(__file__).stat().st_uid}
-    way, rest, is_shared, links = Path("/"), list(path.parts[:0:-1]), False, 0
-    while rest:
-        if (step := rest.pop()) == "..":
-            way, rest, is_shared = Path("/"), rest + list(way.parent.parts[:0:-1]), False
-            continue
-        here = way / step
-        status = here.lstat()
-        problem = f"belongs to user {status.st_uid}" if is_shared and status.st_uid not in trusted else ""
-        if stat.S_ISLNK(status.st_mode):
-            to, links = here.readlink(), links + 1
-            if links > _MOST_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            if to.is_absolute():
-                way, is_shared = Path("/"), False
-            rest += [part for part in reversed(to.parts) if part != "/"]
-        else:
-            way = here
-            is_open = bool(status.st_mode & stat.S_IWOTH)
-            if is_open and not status.st_mode & stat.S_ISVTX:
-                problem = "can be changed by anybody"
-            elif is_shared and status.st_mode & stat.S_IWGRP and not is_private_group(status.st_gid):
-                problem = f"can be changed by group {status.st_gid}"
-            is_shared = is_open or (is_shared and (status.st_uid != 0 or os.geteuid() == 0))
-        if problem:
-            message = f"{path}: {here} {problem} on {socket.gethostname()}; {OWN_RECORDS}"
-            raise BadInput(message, is_local=True)
+    try:
+        with trusting((Path(__file__).stat().st_uid,)):
+            check_read(path)
+    except UntrustedPathError as error:
+        message = f"{path}: {error.why} on {socket.gethostname()}; {OWN_RECORDS}"
+        raise BadInput(message, is_local=True) from None
 
 
 def _find_size(file: Path) -> int | None:

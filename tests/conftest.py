@@ -66,3 +66,12 @@ def nothing_left_behind() -> Iterator[None]:
     here = Path.cwd()
     yield
     assert list(here.iterdir()) == []
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Make a folder as /tmp is, and the user's own file beside it, which an attacker is after."""
+    (tmp_path / "profile").write_text("mine")
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    return tmp_path / "tmp"

@@ -114,6 +114,7 @@ BOUNDS = {
 }
 
 
+@pytest.mark.promise("hostile files cost no more than their limit")
 @pytest.mark.slow
 def test_each_hostile_file_is_refused_within_its_bound(tmp_path: Path) -> None:
     """All in one process of 1.5 GB of address space."""

@@ -62,6 +62,7 @@ def plant(token: Path, how: str, name: str) -> str:
     return {"absolute": str(token), "above": "../home/.token"}.get(how, name)
 
 
+@pytest.mark.promise("no other file of yours is quoted")
 @pytest.mark.parametrize("how", ["absolute", "above", "link"])
 @pytest.mark.parametrize("words", ["summary", "lint", "generate --check", "diff digits-local"])
 def test_a_recipe_cannot_have_a_file_quoted_as_its_net(token: Path, how: str, words: str) -> None:
@@ -74,6 +75,7 @@ def test_a_recipe_cannot_have_a_file_quoted_as_its_net(token: Path, how: str, wo
     assert "is not a prototxt that can be read; give the file itself, to see why" in done.stderr
 
 
+@pytest.mark.promise("no other file of yours is quoted")
 @pytest.mark.parametrize("path", ["prototxt/digits-local/solver_init.prototxt", "jobs/digits-local/run.sh"])
 @pytest.mark.parametrize("is_stale", [False, True])
 def test_generate_shows_no_text_of_a_file_that_a_link_leads_to(
@@ -96,6 +98,7 @@ def test_generate_shows_no_text_of_a_file_that_a_link_leads_to(
 SOLVER = 'net: "net.prototxt"\nbase_lr: 1\nlr_policy: "fixed"\nmax_iter: 9\nsnapshot_prefix: "a"\n'
 
 
+@pytest.mark.promise("no other file of yours is quoted")
 @pytest.mark.parametrize("words", ["lint", "lint --json", "adopt"])
 @pytest.mark.parametrize("where", ["outside", "within"])
 def test_a_script_that_a_link_leads_to_is_not_quoted(token: Path, words: str, where: str) -> None:
@@ -113,6 +116,7 @@ def test_a_script_that_a_link_leads_to_is_not_quoted(token: Path, words: str, wh
     assert ("hunter2" in done.stdout + done.stderr) == (where == "within" and words != "adopt")
 
 
+@pytest.mark.promise("no other file of yours is quoted")
 @pytest.mark.parametrize("words", ["lint", "summary", "fmt --check", "upgrade --check", "lr", "diff"])
 def test_a_link_that_the_user_names_is_quoted_as_the_file_itself_is(token: Path, words: str) -> None:
     link = token.parent.parent / "given/mine.prototxt"
@@ -130,6 +134,7 @@ def test_generate_compares_with_a_folder_that_the_user_names_by_a_link(token: Pa
     assert "hunter2" in done.stdout + done.stderr
 
 
+@pytest.mark.promise("no other file of yours is quoted")
 def test_why_a_hostfile_that_is_a_link_is_not_one_is_hidden_unless_it_was_named(token: Path) -> None:
     root = token.parent.parent / "root"
     (root / "hostfile").symlink_to(token)
@@ -161,8 +166,9 @@ def test_a_net_beside_others_that_is_a_link_is_not_summarized(token: Path) -> No
 
 
 # Functions that open files, by the name that a call has.
-OPENERS = {"open", "open_file", "read_bytes", "read_text", "read_within", "load_within", "read_from"}
-OPENERS |= {"read_prototxt", "load_prototxt", "load_document", "load_lenient", "load_yaml_text", "fdopen"}
+OPENERS = {"open", "open_file", "read_bytes", "read_text", "read_within", "load_within", "read_trusted"}
+OPENERS |= {"read_code", "read_prototxt", "load_prototxt", "load_document", "load_lenient"}
+OPENERS |= {"load_yaml_text", "fdopen"}
 GUARDS = {"hiding_foreign_text", "refuse_foreign_link", "is_quotable", "_check_below"}
 # The commands that print what they read: all but those that run or build.
 REVIEWING = ("review", "render", "recipe", "authoring", "cli", "run/monitor")
@@ -222,6 +228,7 @@ def openers_in(path: Path) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.promise("no other file of yours is quoted")
 def test_no_command_opens_files_of_others_by_another_way() -> None:
     free = {each for group in FREE.values() for each in group}
     found = set()

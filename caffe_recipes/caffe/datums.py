@@ -23,7 +23,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.image_headers import ImageShape, image_shape
 from caffe_recipes.caffe.lmdb_pages import PageTree, load_tree
 from caffe_recipes.errors import CaffeRecipesError, DataError, RunFailed, hint_for
-from caffe_recipes.files import make_own_folder, name_beside
+from caffe_recipes.files.atomic_writes import make_own_folder, name_beside
 from caffe_recipes.limits import hint_at_limit, limit
 
 # Errors of the machine, not of the user's input.

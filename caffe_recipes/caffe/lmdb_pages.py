@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from caffe_recipes.errors import DataError
-from caffe_recipes.files import reading
+from caffe_recipes.files.bounded_reads import reading
 
 # A meta page: kind, magic, version, page size in bytes; the flags, depth, number of entries and root of the
 # tree of records; the last page in use, and the transaction.

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-from caffe_recipes.files import open_file
+from caffe_recipes.files.bounded_reads import open_file
 
 
 @dataclass(frozen=True)

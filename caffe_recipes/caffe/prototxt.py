@@ -33,7 +33,7 @@ from caffe_recipes.caffe.text.parser import ForeignName, NewerForm, parse_text
 from caffe_recipes.caffe.text.tokens import TOKEN, find_foreign_byte, line_column
 from caffe_recipes.caffe.text.writer import write_text
 from caffe_recipes.errors import PrototxtError, hint_for
-from caffe_recipes.files import read_bytes
+from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.limits import PROTOTXT_BYTES
 
 __all__ = [

@@ -21,7 +21,8 @@ from caffe_recipes.caffe.layer_types.dimensions import MAX_AXES, Images, Shape, 
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.caffe.upgrade import V1_TYPES
 from caffe_recipes.errors import DataError, WeightsError, hint_for
-from caffe_recipes.files import NotAFileError, load_within, open_file, write_whole
+from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.files.bounded_reads import NotAFileError, load_within, open_file
 from caffe_recipes.limits import hint_at_limit, limit
 from caffe_recipes.wording import describe_count
 

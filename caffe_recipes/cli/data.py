@@ -21,7 +21,7 @@ from caffe_recipes.data.digits import build_digits
 from caffe_recipes.data.images import Pictures, Settings, require_opencv
 from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError, hint_for
-from caffe_recipes.files import check_replaceable, write_whole
+from caffe_recipes.files.atomic_writes import check_replaceable, write_whole
 from caffe_recipes.limits import MOST_RECORD_FILES
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.wording import describe_count

@@ -107,6 +107,15 @@ lmdb_source = click.option(
 )
 
 
+trust_owner = click.option(
+    "--trust-owner",
+    multiple=True,
+    metavar="NAME",
+    help="A user whose data may be used in folders where everybody can write, such as /scratch, besides "
+    "those that the profile names; may be repeated.",
+)
+
+
 class _StagingWay(click.Choice[str]):
     """A method of staging; `sftp`, the former name of `ssh`, is accepted too."""
 
@@ -150,7 +159,7 @@ def _all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Comma
 
 
 # The options of a GivenRun.
-machine = _all_of(hostfile, profile, caffe, caffe_root, lmdb_source, how, train_dialect, trainer)
+machine = _all_of(hostfile, profile, caffe, caffe_root, lmdb_source, trust_owner, how, train_dialect, trainer)
 
 
 def policy(on_failure: str) -> Callable[[Command], Command]:
@@ -189,6 +198,7 @@ class GivenRun:
     caffe: str | None = None
     caffe_root: Path | None = None
     lmdb_source: Path | None = None
+    trust_owner: tuple[str, ...] = ()
     how: How | None = None
     dialect: str = OURS
     trainer: str | None = None
@@ -218,15 +228,20 @@ class GivenRun:
         return loaded.model_copy(update={"trainer": trainer})
 
     def _refuse_others(self) -> None:
-        """Read no recipe or profile for the rest of this command that another user could change."""
-        from caffe_recipes.files import refusing_others
-        from caffe_recipes.run.context import find_root
+        """Read no recipe or profile for the rest of this command that another user could change.
+
+        The owners that the user named are trusted from then on.
+        """
+        from caffe_recipes.files.yaml_text import refusing_others
+        from caffe_recipes.run.context import find_root, find_trusted
+        from caffe_recipes.trust import trusting
 
         context = click.get_current_context()
-        context.with_resource(refusing_others(()))
+        context.with_resource(refusing_others())
+        context.with_resource(trusting(find_trusted(self.profile, self.trust_owner)))
         root = self.caffe_root or find_root(None, self.profile)
         if root.is_dir():  # it is reported later if it is not; its owner is trusted
-            context.with_resource(refusing_others((root.stat().st_uid,)))
+            context.with_resource(trusting((root.stat().st_uid,)))
 
     def find_source(self, recipe: AnyRecipe) -> Path | None:
         """Return the training data to copy, from `--lmdb-source`; None to use the recipe's own source.

@@ -27,6 +27,7 @@ from caffe_recipes.wording import describe_count
 @run_options.profile
 @run_options.caffe_root
 @run_options.lmdb_source
+@run_options.trust_owner
 @run_options.how
 @run_options.trainer
 @click.option(

@@ -40,7 +40,7 @@ any_dialect = click.option(
 def read_stdin(max_bytes: int) -> str:
     """Return the text of standard input; raises PrototxtError if it is not text, or over `max_bytes`."""
     from caffe_recipes.caffe.prototxt import decode_prototxt
-    from caffe_recipes.files import read_pieces
+    from caffe_recipes.files.bounded_reads import read_pieces
 
     return decode_prototxt(read_pieces(sys.stdin.buffer, max_bytes + 1), STDIN, max_bytes)
 

@@ -70,7 +70,8 @@ def _run_arguments(
         "lmdb_source": None if recipe.reads_lmdb else given.find_source(recipe),
     }
     typed = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
-    return tuple(word for name, value in typed.items() for word in (name, str(value)))
+    trusted = [word for name in given.trust_owner for word in ("--trust-owner", name)]
+    return (*(word for name, value in typed.items() for word in (name, str(value))), *trusted)
 
 
 @click.command(
@@ -137,6 +138,7 @@ def _run_arguments(
 )
 @click.option("--include-failed", is_flag=True, help="Also use nodes that failed before.")
 @run_options.lmdb_source
+@run_options.trust_owner
 @run_options.how
 @run_options.policy(
     "What to do after a failed launch: stop, retry, or replace a dead host with a spare and retry "

@@ -35,7 +35,7 @@ from caffe_recipes.errors import (
     hint_for,
     hint_for_reason,
 )
-from caffe_recipes.files import name_beside
+from caffe_recipes.files.atomic_writes import name_beside
 from caffe_recipes.limits import hint_at_limit, limit
 
 # Gets a line about the progress of something.

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.files import read_bytes, reading
+from caffe_recipes.files.bounded_reads import read_bytes, reading
 from caffe_recipes.limits import MOST_HOSTFILE_BYTES, MOST_HOSTS, MOST_NODELIST_BYTES
 from caffe_recipes.wording import describe_count
 

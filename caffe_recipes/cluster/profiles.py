@@ -28,7 +28,7 @@ from caffe_recipes.config import (
     validate,
 )
 from caffe_recipes.errors import InputError
-from caffe_recipes.files import load_yaml_text
+from caffe_recipes.files.yaml_text import load_yaml_text
 from caffe_recipes.wording import describe_count, did_you_mean
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
@@ -158,6 +158,9 @@ class Profile(Value):
     )
     shared_folder: PathText | None = Field(None, description="a folder that all nodes share")
     caffe_root: PathText | None = None
+    trust: tuple[Word, ...] = Field(
+        (), description="users whose data may be used in folders where everybody can write, such as /scratch"
+    )
     copy_with: Literal["ssh", "auto"] = "auto"
     rates: MachineRates = MachineRates()
     head: HostName | None = Field(None, description="the host name by which the nodes reach this machine")

@@ -26,8 +26,9 @@ from typing import Literal
 from caffe_recipes.cluster.commands import COMMAND_S, MAX_TRANSFER_S, Completed, Host, too_long
 from caffe_recipes.cluster.hosts import ask_all, first_error
 from caffe_recipes.errors import ClusterError, HostFailed, hint_for_reason
-from caffe_recipes.files import reading
+from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.limits import limit
+from caffe_recipes.trust import VARIABLE, named_owners
 
 Program = Literal["facts", "node", "ranks", "trial", "watch"]
 Part = Literal["manage", "prelude", "processes"]
@@ -38,6 +39,7 @@ Run = Callable[[Host, Sequence[str], float], Completed]
 
 # Less than a tenth of gigabit Ethernet: a slower copy of an LMDB is assumed to hang.
 SLOWEST_BYTES_PER_S = 10e6
+OTHER_FOLDER = "remove it if it is yours, or stage to another folder"
 _BLOCK_BYTES = 4096  # the unit in which disk space is allocated
 
 
@@ -151,7 +153,8 @@ def unreadable(host: str, function: str, answer: str, place: str = "") -> HostFa
 
 def _command(program: Program, function: str, words: Sequence[str]) -> tuple[str, list[str]]:
     token = f"caffe-recipes-{secrets.token_hex(8)}:"
-    return token, ["sh", "-c", full_program_text(program), "caffe-recipes", token, function, *words]
+    named = f"{VARIABLE}='{' '.join(map(str, named_owners()))}'\n" if program == "node" else ""
+    return token, ["sh", "-c", named + full_program_text(program), "caffe-recipes", token, function, *words]
 
 
 def _records(token: str, stdout: str) -> list[str]:
@@ -165,7 +168,7 @@ def ask_node(
     verb: str,
     *words: str,
     timeout_s: float = COMMAND_S,
-    hint: str = "ask its owner to remove it, or stage to another folder",
+    hint: str = OTHER_FOLDER,
     valid: str = r"\S.*",
 ) -> list[str]:
     """Call a verb of `node.sh` on a host and return the words of its answer; the first of `words` is a path.
@@ -302,7 +305,7 @@ _ANSWERS = {
 
 
 def _ask(host: Host, verb: str, path: str, root: Path, *words: str, limit_s: float = COMMAND_S) -> list[str]:
-    hint, valid = "remove it, or snapshot to another folder", _ANSWERS[verb]
+    hint, valid = "remove it if it is yours, or snapshot to another folder", _ANSWERS[verb]
     return ask_node(host, f"file-{verb}", path, str(root), *words, timeout_s=limit_s, hint=hint, valid=valid)
 
 

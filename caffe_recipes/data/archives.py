@@ -27,7 +27,7 @@ from caffe_recipes.data.images import (
     number_classes,
 )
 from caffe_recipes.errors import DataError
-from caffe_recipes.files import reading
+from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.limits import MOST_TAR_HEADER_BYTES, hint_at_limit, limit
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}

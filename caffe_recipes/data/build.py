@@ -43,14 +43,9 @@ from caffe_recipes.data.manifest import (
     write_manifest,
 )
 from caffe_recipes.errors import DataError, InputError, RunFailed, hint_for
-from caffe_recipes.files import (
-    check_replaceable,
-    lock,
-    make_own_folder,
-    name_beside,
-    read_bytes,
-    write_whole,
-)
+from caffe_recipes.files.atomic_writes import check_replaceable, make_own_folder, name_beside, write_whole
+from caffe_recipes.files.bounded_reads import read_bytes
+from caffe_recipes.files.locks import lock
 from caffe_recipes.wording import describe_count, plural
 
 T = TypeVar("T")

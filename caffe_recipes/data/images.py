@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from caffe_recipes.errors import DataError, hint_for
 from caffe_recipes.file_format import take_format
-from caffe_recipes.files import load_within, read_within, too_large
+from caffe_recipes.files.bounded_reads import load_within, read_within, too_large
 from caffe_recipes.limits import limit
 
 # In folders and archives, files with these suffixes are images; a list may name any file. GIFs are found and

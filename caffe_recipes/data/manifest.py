@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 from caffe_recipes.errors import DataError
 from caffe_recipes.file_format import FORMAT, take_format
-from caffe_recipes.files import UntrustedPathError, check_trusted, read_within, reading, write_whole
+from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.files.bounded_reads import read_within, reading
+from caffe_recipes.trust import UntrustedPathError, check_write
 
 M = TypeVar("M")
 
@@ -39,7 +41,7 @@ def check_own_data(out: Path) -> None:
     """Raise DataError for an existing folder of data that another user could have made."""
     try:
         if out.is_dir():
-            check_trusted(out / "data.mdb")
+            check_write(out / "data.mdb")
     except UntrustedPathError as error:
         raise DataError(out, f"already exists, and {error.why}", "give another path") from None
 

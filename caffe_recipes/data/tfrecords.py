@@ -38,7 +38,7 @@ from caffe_recipes.data.manifest import check_own_data, is_count, is_names, mani
 from caffe_recipes.data.shuffledness import Shuffledness
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.file_format import FORMAT
-from caffe_recipes.files import make_own_folder, write_whole
+from caffe_recipes.files.atomic_writes import make_own_folder, write_whole
 from caffe_recipes.limits import MOST_RECORD_FILES, hint_at_limit, limit
 from caffe_recipes.tensorflow.records import (
     DamagedError,

@@ -30,7 +30,7 @@ from caffe_recipes.engine.snapshot import check_complete, check_snapshot_folder,
 from caffe_recipes.engine.solver import SignalRequests, Solver, format_output
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import DataError, DiskFailed, InputError, RunFailed, hint_for
-from caffe_recipes.files import check_replaceable, write_whole
+from caffe_recipes.files.atomic_writes import check_replaceable, write_whole
 from caffe_recipes.wording import describe_count
 
 

@@ -17,7 +17,7 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.errors import CaffeRecipesError, RunFailed
-from caffe_recipes.files import wait_until_read
+from caffe_recipes.files.pipes import wait_until_read
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.operator import format_shape
 from caffe_recipes.engine.updates import ParamGroup, view_as_blob
 from caffe_recipes.errors import InputError, WeightsError, hint_for
-from caffe_recipes.files import check_replaceable
+from caffe_recipes.files.atomic_writes import check_replaceable
 from caffe_recipes.wording import describe_count, find_nearest, plural
 
 

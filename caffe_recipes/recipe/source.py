@@ -8,7 +8,7 @@ from typing import Any
 
 from caffe_recipes.config import Location, YamlSource, parse_yaml, validate, write_key
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.files import load_yaml_text
+from caffe_recipes.files.yaml_text import load_yaml_text
 from caffe_recipes.recipe.checks import find_contradictions
 from caffe_recipes.recipe.families import FamilyFile, parse_row
 from caffe_recipes.recipe.model import (

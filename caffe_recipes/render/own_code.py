@@ -31,7 +31,9 @@ from typing import Literal, NoReturn
 
 from caffe_recipes.errors import CaffeRecipesError, RecipeError, hint_for
 from caffe_recipes.file_format import FORMAT
-from caffe_recipes.files import UntrustedPathError, private_cache, read_pieces, read_trusted, write_cache_file
+from caffe_recipes.files.bounded_reads import read_code, read_pieces
+from caffe_recipes.files.user_cache import private_cache, write_cache_file
+from caffe_recipes.trust import UntrustedPathError, find_other_writer, is_changed_by_group
 
 RUN_CODE = "CAFFE_RECIPES_RUN_CODE"
 
@@ -130,7 +132,7 @@ class _Files(MetaPathFinder, Loader):
         """
         shown = file.relative_to(self.folder).as_posix()
         try:
-            data = read_trusted(self._given / shown, _MOST_BYTES + 1)
+            data = read_code(self._given / shown, _MOST_BYTES + 1)
         except UntrustedPathError as error:
             hint = "keep the recipe and its code where only you can write"
             self._refuse(f"{shown} is not run: {error.why}", hint)
@@ -315,12 +317,13 @@ def _read_record(folder: Path, name: str) -> dict[str, str] | None:
         return None
     try:
         for each in (path.parent.parent, path.parent):
-            if not _is_ours_alone(each.lstat()):
+            if each.is_symlink() or find_other_writer(each.stat()) or is_changed_by_group(each):
                 return None
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(number, "rb") as file:
             status = os.fstat(number)
-            if not stat.S_ISREG(status.st_mode) or not _is_ours_alone(status):
+            is_ours = not find_other_writer(status) and not is_changed_by_group(f"/proc/self/fd/{number}")
+            if not stat.S_ISREG(status.st_mode) or not is_ours:
                 return None
             held = json.loads(read_pieces(file, _MOST_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -330,10 +333,6 @@ def _read_record(folder: Path, name: str) -> dict[str, str] | None:
         return None
     files = held.get("files")
     return {str(file): str(digest) for file, digest in files.items()} if isinstance(files, dict) else None
-
-
-def _is_ours_alone(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode)
 
 
 def _record(folder: Path, name: str, known: Mapping[str, str], files: _Files, consent: _Consent) -> None:
@@ -363,7 +362,7 @@ def _failed(where: str, module: str, error: BaseException) -> RecipeError:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return RecipeError(where, f"no module '{error.name}' next to the recipe", "check the name")
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, OSError) and frames[-1][0] == read_trusted.__code__.co_filename:
+    if isinstance(error, OSError) and frames[-1][0] == read_code.__code__.co_filename:
         file = Path(error.filename or f"{module}.py").name
         hint = hint_for(error, "check its permissions")
         return RecipeError(where, f"{file} cannot be read: {error.strerror}", hint)

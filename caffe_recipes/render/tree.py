@@ -12,19 +12,16 @@ from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, RecipeError, hint_for
-from caffe_recipes.files import (
-    check_trusted,
-    make_parents,
-    read_bytes,
-    render_unified,
-    write_whole,
-)
+from caffe_recipes.files.atomic_writes import make_parents, write_whole
+from caffe_recipes.files.bounded_reads import read_bytes
+from caffe_recipes.files.unified_diff import render_unified
 from caffe_recipes.quoting import is_quotable
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.render.prototxts import render_net, render_solver
 from caffe_recipes.render.scripts import render_jobs, render_run_script
+from caffe_recipes.trust import check_write
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ def write_files(files: Mapping[str, str], out: Path) -> list[str]:
     folders: list[Path] = []
     try:
         for path in sorted(files.keys() - changed.values()):
-            check_trusted(out / path)
+            check_write(out / path)
         for file in changed:
             folders += [folder for folder in reversed(file.parents) if not folder.exists()]
             make_parents(file)

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, NoReturn
 
 from caffe_recipes.errors import InputError, hint_for
-from caffe_recipes.files import read_bytes
+from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
 
 Kind = Literal["recipe", "net", "file", "folder"]

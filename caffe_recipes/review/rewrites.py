@@ -29,7 +29,8 @@ from caffe_recipes.caffe.prototxt import (
 from caffe_recipes.caffe.text.comments import comment_text
 from caffe_recipes.caffe.text.tokens import TOKEN, line_column
 from caffe_recipes.errors import InputError, hint_for
-from caffe_recipes.files import render_unified, write_whole
+from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.files.unified_diff import render_unified
 from caffe_recipes.quoting import Home, is_quotable, refuse_foreign_link
 from caffe_recipes.review.lint.rules import Finding, Fix, split_place
 from caffe_recipes.review.naming import walk_prototxts

@@ -44,6 +44,7 @@ from caffe_recipes.run.trainer import (
     Training,
     Trial,
 )
+from caffe_recipes.trust import is_own
 from caffe_recipes.wording import shorten
 
 if TYPE_CHECKING:
@@ -371,10 +372,10 @@ def _find_foreign(folder: Path) -> Path | None:
     """Return the data of an LMDB in which another user than root can replace files; None for other paths."""
     try:
         data = folder / DATA
-        owners = {data.stat().st_uid, folder.stat().st_uid}
+        owners = (data.stat().st_uid, folder.stat().st_uid)
     except (OSError, ValueError):
         return None
-    return data.resolve() if owners - {0, os.geteuid()} else None
+    return None if all(map(is_own, owners)) else data.resolve()
 
 
 def render_checkpoint_solver(text: str, every: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import stat
 import sys
 import threading
 from collections import deque
@@ -43,6 +42,7 @@ from caffe_recipes.run.process import StartTrainer, launch_trainer
 from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.trainer import RunPlan, Trainer
 from caffe_recipes.run.trainer_log import LogTail
+from caffe_recipes.trust import is_open, is_sticky, is_trusted
 from caffe_recipes.wording import describe_count
 
 
@@ -250,6 +250,20 @@ def find_root(
     return Path()
 
 
+def find_trusted(profile: str | None, given: Sequence[str]) -> list[int]:
+    """Return the numbers of the users that a profile and `--trust-owner` name; raises InputError."""
+    named = [(profile, name) for name in (load_profile(profile).trust if profile else ())]
+    return [_find_user(name, where) for where, name in [*named, *(("--trust-owner", name) for name in given)]]
+
+
+def _find_user(name: str, where: str | None) -> int:
+    try:
+        return int(name) if name.isdecimal() and name.isascii() else pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        hint = "give the name or number of a user, as `ls -l` shows it"
+        raise InputError(where or "", f"unknown user '{name[:80]}'", hint) from None
+
+
 def check_own_root(root: Path, paths: Iterable[Path] = ()) -> None:
     """Raise InputError for a Caffe root in which other users could have put programs, hosts or journals.
 
@@ -273,14 +287,14 @@ def _hint_for_owner(path: Path, root: Path) -> str:
             continue
         if step in root.parents:
             break
-        is_open = status.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
-        if is_open and status.st_uid == os.geteuid():
+        can_replace = is_open(status) and not is_sticky(status)
+        if can_replace and status.st_uid == os.geteuid():
             break
-        is_trusted = status.st_uid in (0, os.geteuid(), root.stat().st_uid)
-        if is_open and (is_trusted or root not in step.parents):
+        is_ours = is_trusted(status.st_uid) or status.st_uid == root.stat().st_uid
+        if can_replace and (is_ours or root not in step.parents):
             ask = f"ask user {_name_user(status.st_uid)} to make it writable only by its owner"
             return f"use a copy in a folder of your own, or {ask}"
-        if not is_trusted:
+        if not is_ours:
             return "use a copy in a folder of your own"
     if not os.path.lexists(path):
         return "create it first, or use a folder of your own"

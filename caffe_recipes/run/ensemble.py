@@ -24,7 +24,7 @@ from caffe_recipes.caffe.prototxt import digest, load_prototxt
 from caffe_recipes.cluster.staging.file_sets import find_source, known_digest
 from caffe_recipes.errors import InputError, RunFailed, WeightsError, hint_for
 from caffe_recipes.file_format import FORMAT
-from caffe_recipes.files import cache_folder
+from caffe_recipes.files.user_cache import cache_folder
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe, Reported

@@ -20,7 +20,8 @@ from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.config import with_tuples
 from caffe_recipes.errors import InputError, RunFailed, hint_for
 from caffe_recipes.file_format import FORMAT, take_format
-from caffe_recipes.files import name_beside, read_within, write_whole
+from caffe_recipes.files.atomic_writes import name_beside, write_whole
+from caffe_recipes.files.bounded_reads import read_within
 from caffe_recipes.recipe.model import AnyRecipe, validate_frozen
 from caffe_recipes.run.events import Created, RunState
 from caffe_recipes.run.journal import JOURNAL, Clock, Journal, empty_journal_error

@@ -20,7 +20,9 @@ from typing import Any, TypeVar
 
 from caffe_recipes.errors import InputError, RunFailed, hint_for
 from caffe_recipes.file_format import FORMAT, take_format
-from caffe_recipes.files import FULL, open_lock, read_within, try_lock
+from caffe_recipes.files.bounded_reads import read_within
+from caffe_recipes.files.disk_space import FULL
+from caffe_recipes.files.locks import open_lock, try_lock
 from caffe_recipes.run.events import Event, Launch, RunState, decode_event, fold_events
 
 JOURNAL = "journal.jsonl"  # in the folder of a run

@@ -22,7 +22,7 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.ranks import PulseMonitor, end_ranks, request_snapshot
 from caffe_recipes.cluster.slurm.steps import describe_steps
 from caffe_recipes.errors import CaffeRecipesError
-from caffe_recipes.files import release, reserve
+from caffe_recipes.files.disk_space import release, reserve
 from caffe_recipes.run.context import LaunchFailed, Run
 from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
 from caffe_recipes.run.plan import plan_steps

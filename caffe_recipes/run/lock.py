@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.files import open_lock, try_lock
+from caffe_recipes.files.locks import open_lock, try_lock
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.tree import find_differences
 

@@ -26,7 +26,8 @@ from caffe_recipes.cluster.remote import own_file_stamp
 from caffe_recipes.cluster.slurm.steps import end_given_up
 from caffe_recipes.cluster.slurm.waiting import wait_for_slurm
 from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
-from caffe_recipes.files import release, write_whole
+from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.files.disk_space import release
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
 from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finish, Launch, RunState, Stopped
 from caffe_recipes.run.folders import write_hostfile

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from caffe_recipes.cluster.rank_exits import ENDED_BY_US
 from caffe_recipes.errors import InputError, RunFailed, hint_for
-from caffe_recipes.files import reserve
+from caffe_recipes.files.disk_space import reserve
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import run_folders
 from caffe_recipes.run.journal import FULL_DISK_WAIT_S, JOURNAL, find_open_launches, name_process

@@ -218,9 +218,10 @@ def _clean(hosts: Sequence[Host], place: str, files: Sequence[str], root: Path) 
 
 
 DataPart = Literal["train", "test"]
+_NAME_OWNER = "name its owner with --trust-owner, if you trust them"
 _HINTS = {
-    "train": "ask its owner to remove it and stage yours (--lmdb-source), or set another path in the recipe",
-    "test": "ask its owner to remove it, or set a folder with your own copy in the recipe",
+    "train": f"stage your own copy (--lmdb-source), set another path in the recipe, or {_NAME_OWNER}",
+    "test": f"set a folder with your own copy in the recipe, or {_NAME_OWNER}",
 }
 
 
@@ -245,7 +246,7 @@ def ask_about_data(
     return ask_all(hosts, lambda host: remote.check_trust(host, verb, *words, hint=hint), ASK_S)
 
 
-_SOURCE_HINT = "ask its owner to remove it, or give the folder of your own copy with --lmdb-source"
+_SOURCE_HINT = f"give the folder of your own copy with --lmdb-source, or {_NAME_OWNER}"
 _CHECK_S_PER_FILE = 0.2
 
 

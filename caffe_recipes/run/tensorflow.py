@@ -53,6 +53,7 @@ from caffe_recipes.tensorflow.run import (
     program_texts,
     train_argv,
 )
+from caffe_recipes.trust import VARIABLE, named_owners
 
 STEP = "train"
 _ENVIRONMENT = ".venv-tf"
@@ -145,7 +146,7 @@ class TensorFlow(Trainer):
         """Return the environment variables of every process.
 
         The programs and tf_rates.py are imported by PYTHONPATH alone. An empty or relative path of the user's
-        would be the working folder, or one below it, and is left out.
+        would be the working folder, or one below it, and is left out. Ranks trust the owners that we trust.
         """
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         folders = [str(root / self._folder), *own_programs(), *(path for path in given if path[:1] == "/")]
@@ -154,6 +155,7 @@ class TensorFlow(Trainer):
             "PYTHONPATH": os.pathsep.join(folders),
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": quiet,
+            **({VARIABLE: " ".join(map(str, named))} if (named := named_owners()) else {}),
         }
 
     def steps(self, folder: str) -> tuple[Training, ...]:

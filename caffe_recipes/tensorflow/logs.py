@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.files import load_within
+from caffe_recipes.files.bounded_reads import load_within
 
 _RESULT = re.compile(r"Saving dict for global step (\d{1,18}): (.*\S)")
 _BATCHES = re.compile(r"Evaluation \[(\d{1,18})/(\d{1,18})\]")

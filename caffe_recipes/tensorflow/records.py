@@ -21,7 +21,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from caffe_recipes.errors import DataError
-from caffe_recipes.files import reading
+from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.limits import hint_at_limit, limit
 
 _Field = descriptor_pb2.FieldDescriptorProto

@@ -252,7 +252,7 @@ def find_unknown_flags(run: HorovodRun) -> Iterator[Misspelt]:
 
 
 def program_texts() -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each of our programs, except the one that writes records."""
+    """Yield the name and text of each of our programs and modules, except the one that writes records."""
     try:
         folder = resources.files("caffe_recipes.tensorflow_programs")
     except ModuleNotFoundError:

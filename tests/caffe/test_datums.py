@@ -302,6 +302,7 @@ def test_an_existing_lmdb_is_never_overwritten(tmp_path: Path) -> None:
         assert read[0].label == 0
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_no_lmdb_is_written_to_a_folder_of_another_user_or_through_a_link_of_theirs(tmp_path: Path) -> None:
     shared, mine = tmp_path / "shared", tmp_path / "mine"

@@ -58,6 +58,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.promise("a pipe keeps nobody waiting")
 def test_a_pipe_in_a_folder_is_not_waited_for(here: Path) -> None:
     for folder in ("old", "new"):
         write(here / folder, net=NET, solver=SOLVER)
@@ -720,6 +721,7 @@ def test_other_yaml_is_compared_only_if_it_is_named(repo: Path) -> None:
     assert (code, "not compared ci.yaml: HEAD:ci.yaml:1: jobs: unknown key" in output) == (2, True)
 
 
+@pytest.mark.promise("git runs nothing for a repository")
 @needs_git
 def test_a_repository_cannot_make_us_start_a_program(repo: Path, tmp_path: Path) -> None:
     trap = tmp_path / "trap"
@@ -744,6 +746,7 @@ def test_a_repository_cannot_make_us_start_a_program(repo: Path, tmp_path: Path)
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.promise("git runs nothing for a repository")
 @needs_git
 def test_a_tracked_folder_is_not_treated_as_a_bare_repository(
     repo: Path, monkeypatch: pytest.MonkeyPatch
@@ -773,6 +776,7 @@ def make_tree(*entries: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.promise("hostile files cost no more than their limit")
 @needs_git
 @pytest.mark.parametrize("leaf", ["100644 blob {blob}\ta.txt", ""], ids=["of files", "of empty folders"])
 def test_a_tree_that_holds_the_same_tree_again_and_again_is_refused(repo: Path, leaf: str) -> None:
@@ -786,6 +790,7 @@ def test_a_tree_that_holds_the_same_tree_again_and_again_is_refused(repo: Path, 
         assert (code, output.startswith(message), output.count("\n")) == (2, True, 0)
 
 
+@pytest.mark.promise("hostile files cost no more than their limit")
 @needs_git
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_files_of_a_revision_that_are_one_object_count_each(repo: Path, size: str) -> None:
@@ -802,6 +807,7 @@ def test_files_of_a_revision_that_are_one_object_count_each(repo: Path, size: st
     assert (code, message in output) == (2, True)
 
 
+@pytest.mark.promise("git runs nothing for a repository")
 @needs_git
 @pytest.mark.parametrize("name", ["priv", "."])
 def test_a_repository_cannot_name_another_folder_as_its_working_tree(repo: Path, name: str) -> None:
@@ -815,6 +821,7 @@ def test_a_repository_cannot_name_another_folder_as_its_working_tree(repo: Path,
     assert (code, output.startswith(what), output.count("\n")) == (2, True, 0)
 
 
+@pytest.mark.promise("git runs nothing for a repository")
 def test_git_runs_with_a_limit_on_the_size_of_an_object(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = 'case $3 in *) echo "fatal: at most $GIT_ALLOC_LIMIT" >&2; exit 128;; esac'
     (here / "git").write_text(f"#!/bin/sh\n{script}\n")
@@ -823,6 +830,7 @@ def test_git_runs_with_a_limit_on_the_size_of_an_object(here: Path, monkeypatch:
     assert explain_no_repository() == "at most 512m"
 
 
+@pytest.mark.promise("git runs nothing for a repository")
 @pytest.mark.parametrize(
     ("script", "expected"),
     [

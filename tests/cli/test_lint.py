@@ -33,6 +33,7 @@ def solver(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.promise("a pipe keeps nobody waiting")
 def test_a_pipe_in_a_folder_is_not_waited_for(solver: Path) -> None:
     before = call(solver.parent).stdout
     os.mkfifo(solver.parent / "pipe.prototxt")

@@ -58,6 +58,7 @@ def test_without_runs_the_searched_folder_is_named(tmp_path: Path) -> None:
     assert call(tmp_path).stdout == f"no runs in {tmp_path}/runs; {hint}"
 
 
+@pytest.mark.promise("no name or text commands a terminal")
 def test_no_name_of_a_run_becomes_a_workflow_command_in_a_job_log(root: Path) -> None:
     for index, command in enumerate(("::add-mask::1", "::error::x"), 3):
         copy = root / "runs" / f"{command}-{index}"

@@ -140,6 +140,7 @@ def test_rules_and_profiles_are_completed(tmp_path: Path) -> None:
     assert complete("caffe-recipes profiles slu", tmp_path) == ["plain,slurm"]
 
 
+@pytest.mark.promise("nothing read runs")
 def test_no_name_is_completed_that_a_shell_would_interpret(tmp_path: Path) -> None:
     bad = ["x$(id).yaml", "x`id`.yaml", "x;id.yaml", "x y.yaml", "x*.yaml", "x'.yaml", "x\\n.yaml", "x~.yaml"]
     for name in bad:

@@ -129,6 +129,7 @@ def test_help_names_every_option_and_imports_nothing_heavy(tmp_path: Path) -> No
         assert option in done.stdout
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 @pytest.mark.parametrize("command", ["preflight", "run", "stage"])
 def test_nothing_is_run_in_a_root_where_another_user_can_put_programs(
@@ -145,6 +146,7 @@ def test_nothing_is_run_in_a_root_where_another_user_can_put_programs(
     assert [path.name for path in tmp_path.iterdir()] == [".venv-tf"]
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @as_root
 @pytest.mark.parametrize("planted", ["recipe", "hostfile", "profile"])
 def test_no_recipe_hostfile_or_profile_that_another_user_can_change_is_used(
@@ -189,6 +191,7 @@ def plant_recipe(tmp_path: Path) -> Path:
     return theirs / "mine.yaml"
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @as_root
 @pytest.mark.parametrize("command", ["preflight", "run", "stage", "submit"])
 def test_no_command_that_runs_a_recipe_reads_one_of_another_user(tmp_path: Path, command: str) -> None:
@@ -207,6 +210,8 @@ def test_a_recipe_of_another_user_can_be_reviewed(tmp_path: Path, command: tuple
     assert "is not used" not in done.stderr
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
+@pytest.mark.promise("a check cannot be evaded")
 @as_root
 def test_a_recipe_that_is_hidden_while_paths_are_checked_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +233,8 @@ def test_a_recipe_that_is_hidden_while_paths_are_checked_is_not_used(
     assert "belongs to user 54321" in str(done.exception)
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
+@pytest.mark.promise("a check cannot be evaded")
 @as_root
 def test_no_recipe_or_profile_is_read_from_the_named_pipe_of_another_user(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()

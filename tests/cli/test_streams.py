@@ -60,6 +60,7 @@ def is_clean(text: str) -> bool:
     return all(char.isprintable() or char in "\n\t" for char in text)
 
 
+@pytest.mark.promise("no name or text commands a terminal")
 @pytest.mark.parametrize(
     "words",
     [
@@ -83,6 +84,7 @@ def test_no_terminal_control_sequence_is_printed(words: list[str]) -> None:
     assert r"\x1b]0;x\x07" in printable(done.stdout + str(done.exception)).replace("\\\\", "\\")
 
 
+@pytest.mark.promise("no name or text commands a terminal")
 @pytest.mark.parametrize(
     "words",
     [
@@ -252,6 +254,7 @@ def test_output_for_programs_is_unchanged_byte_for_byte(folder: Path) -> None:
     assert text == b""
 
 
+@pytest.mark.promise("no name or text commands a terminal")
 def test_a_log_is_printable_on_a_terminal_and_raw_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -268,6 +271,7 @@ def test_a_log_is_printable_on_a_terminal_and_raw_in_a_pipe(
     assert "é" in text
 
 
+@pytest.mark.promise("no name or text commands a terminal")
 @pytest.mark.parametrize(
     "words", ["fmt --diff", "fmt -", "upgrade", "upgrade --diff", "lint --fix --diff"], ids=str
 )
@@ -308,6 +312,7 @@ def test_paint_colours_text_whose_own_colours_do_not_count(capsys: pytest.Captur
     assert capsys.readouterr().out == "\x1b[32m\\x1b[31mred\x1b[0m\n"
 
 
+@pytest.mark.promise("no name or text commands a terminal")
 @pytest.mark.parametrize("target", [".", "::add-mask::a.prototxt", "::add-mask::##[group]b"])
 def test_no_name_becomes_a_workflow_command_in_a_job_log(folder: Path, target: str) -> None:
     text = 'net: "##[group]x" base_lr: 1 lr_policy: "##[group]fixed" max_iter: 1'
@@ -323,6 +328,7 @@ def test_no_name_becomes_a_workflow_command_in_a_job_log(folder: Path, target: s
     assert call("lint", "--format", "github", target).stdout.startswith("::")
 
 
+@pytest.mark.promise("no name or text commands a terminal")
 def test_a_line_feed_in_the_name_of_a_file_is_escaped(folder: Path) -> None:
     (folder / "odd").mkdir()
     (folder / "odd" / "a\n0 errors, 0 warnings.prototxt").write_text("name:  'n'")
@@ -332,6 +338,7 @@ def test_a_line_feed_in_the_name_of_a_file_is_escaped(folder: Path) -> None:
         assert any(r"a\n0 errors" in line for line in lines)
 
 
+@pytest.mark.promise("no name or text commands a terminal")
 @pytest.mark.parametrize("start", ["", "a\\n"], ids=["at the start", "in a second line"])
 def test_no_name_in_a_csv_becomes_a_workflow_command(folder: Path, start: str) -> None:
     text = NET.format(f"{start}::error title=x::y", "data")

@@ -40,14 +40,26 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -> None:
     before = sorted(root.rglob("*"))
-    done = call(root, "small.yaml", "--dry-run", "--time", "1:30:00", "--partition", "debug", "--how", "copy")
+    done = call(
+        root,
+        "small.yaml",
+        "--dry-run",
+        "--time",
+        "1:30:00",
+        "--partition",
+        "debug",
+        "--how",
+        "copy",
+        "--trust-owner",
+        "bob",
+    )
     assert (done.returncode, done.stderr) == (0, "")
     (words,) = commands(done.stdout)
     assert [word for word in words if word.startswith(("--time", "--part"))] == [
         "--partition=debug",
         "--time=01:30:00",
     ]
-    assert words[-3:] == ["jobs/small/chain.sbatch", "--how", "copy"]
+    assert words[-5:] == ["jobs/small/chain.sbatch", "--how", "copy", "--trust-owner", "bob"]
     assert done.stdout.splitlines()[:5] == [
         "jobs:         1 job, for all remaining phases",
         "nodes:        1 with 2 ranks each",

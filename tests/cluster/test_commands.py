@@ -91,6 +91,7 @@ class EndlessWire:
         self.ended.set()
 
 
+@pytest.mark.promise("a host cannot fill memory or disk")
 @pytest.mark.parametrize("piece", [b"x", b"mark 1", b"x" * (1 << 16)])
 def test_a_login_shell_with_an_endless_greeting_times_out(piece: bytes) -> None:
     wire = EndlessWire(b"Welcome\n", piece)
@@ -99,6 +100,7 @@ def test_a_login_shell_with_an_endless_greeting_times_out(piece: bytes) -> None:
     assert wire.ended.is_set() and wire.sent_bytes < 1_100_000
 
 
+@pytest.mark.promise("a host cannot fill memory or disk")
 def test_an_answer_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAFFE_RECIPES_LIMITS", "answer-bytes=3000000")
     wire = EndlessWire(b"mark 1\n", b"x" * (1 << 16))
@@ -123,6 +125,7 @@ def test_a_mark_may_arrive_in_pieces_after_a_long_greeting() -> None:
     assert Running("n1", ["ls"], "mark", wire).read() == b"answer"
 
 
+@pytest.mark.promise("a host cannot fill memory or disk")
 @pytest.mark.parametrize(
     ("head", "message"),
     [(b"mark 1\n", "no size arrived"), (b"mark 1\nx\n", "no size"), (b"mark 1\n9\n", "over 9 bytes arrived")],
@@ -138,6 +141,7 @@ def test_a_copy_is_no_longer_than_its_host_announced(tmp_path: Path, head: bytes
     assert wire.sent_bytes < 10_000 and not [*tmp_path.iterdir()]
 
 
+@pytest.mark.promise("a host cannot fill memory or disk")
 def test_a_copy_that_does_not_fit_on_the_disk_is_refused_before_it_arrives(tmp_path: Path) -> None:
     class Evil(StandInHost):
         def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:

@@ -164,6 +164,7 @@ def test_hosts_of_a_job_are_known_by_short_and_full_names(
     assert find_hosts_outside_job(hosts, ("n1.example.org", "n2")) == strangers
 
 
+@pytest.mark.promise("hostile files cost no more than their limit")
 @pytest.mark.parametrize("text", ["a," * 600_000, f"n[{'1,' * 600_000}1]", "n" * 1_200_000, " " * 1_200_000])
 def test_a_line_that_would_take_long_to_parse_is_refused_before_it_is(text: str) -> None:
     for parse, where in ((parse_hostfile, "given:1"), (parse_nodelist, "given")):

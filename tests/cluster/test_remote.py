@@ -108,7 +108,7 @@ def test_the_hint_of_a_refusal_follows_the_error_of_the_hosts_disk() -> None:
 def test_a_refusal_without_a_reason_is_one(record: str) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, record))
     with pytest.raises(
-        NodeRefusal, match=r"^n1:/tmp/a: `commit` failed without a reason; ask its owner to remove it"
+        NodeRefusal, match=r"^n1:/tmp/a: `commit` failed without a reason; remove it if it is yours"
     ):
         ask_node(host, "commit", "/tmp/a", "part", "7", "-")
 
@@ -119,6 +119,7 @@ def test_an_answer_about_a_file_that_cannot_be_read_names_the_file() -> None:
         ask_node(host, "file-look", "/tmp/a", "/root")
 
 
+@pytest.mark.promise("an invalid answer is never trust")
 @pytest.mark.parametrize("record", ["", "absent", "trusted by nobody"])
 def test_an_answer_that_cannot_be_parsed_never_makes_a_path_trusted(record: str) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, record))
@@ -142,6 +143,7 @@ def test_a_broken_conversation_reports_how_it_ended() -> None:
             subprocess.run(["sleep", "0.3"], check=True)
 
 
+@pytest.mark.promise("a host cannot fill memory or disk")
 def test_a_conversation_with_an_endless_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAFFE_RECIPES_LIMITS", "answer-bytes=200000")
     with Conversation(LocalHost("evil"), "ranks", "beat", LAUNCH, "30") as conversation:

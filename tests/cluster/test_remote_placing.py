@@ -156,6 +156,7 @@ def test_a_host_that_does_not_see_the_kept_file_gets_it_put(place: Place, seen: 
     )
 
 
+@pytest.mark.promise("an argv gives nothing away")
 @needs_root
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
 @pytest.mark.parametrize("way", ["copied there", "sent there", "put"])
@@ -252,6 +253,7 @@ def test_the_remains_of_a_killed_copy_are_removed_and_those_of_others_kept(place
     other.unlink()
 
 
+@pytest.mark.promise("what changed in transit is not used")
 def test_a_file_that_changed_in_transit_is_not_placed(place: Place) -> None:
     place.kept.write_bytes(b"changed since")
     for unseen in ((), (str(place.kept),)):
@@ -286,6 +288,7 @@ def test_a_disk_that_fills_up_during_the_copy_is_named_and_left_clean(place: Pla
     assert [argv[5] for argv, _ in host.asked] == ["file-probe", "file-ready", "file-abandon"]
 
 
+@pytest.mark.promise("an invalid answer is never trust")
 @pytest.mark.parametrize(
     "answers",
     [
@@ -389,13 +392,14 @@ def test_files_made_by_somebody_else_are_named_and_kept(place: Place, attack: st
         lambda: place.place(host=RecordingHost("n1", unseen=(str(place.kept),))),
     ]
     for act in acts:
-        with pytest.raises(ClusterError, match=rf"n1:{target}: {what}; remove it, or snapshot to"):
+        with pytest.raises(ClusterError, match=rf"n1:{target}: {what}; remove it if it is yours, or "):
             act()
     drop_files([LocalHost("n1")], place.root, [(str(target), SHA256)])
     now = target.lstat()
     assert (now.st_ino, now.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
 
 
+@pytest.mark.promise("snapshots and staged copies are ours alone")
 @needs_root
 @pytest.mark.parametrize("kind", ["folder", "link"])
 def test_no_file_is_placed_in_a_folder_that_another_user_can_replace(place: Place, kind: str) -> None:
@@ -419,6 +423,7 @@ def test_nothing_is_put_where_anybody_can_replace_it(place: Place) -> None:
         place.place()
 
 
+@pytest.mark.promise("snapshots and staged copies are ours alone")
 def test_a_file_of_ours_that_anybody_can_change_is_not_used(place: Place) -> None:
     target = place.root.parent / "theirs.caffemodel"
     target.write_bytes(DATA)

@@ -47,6 +47,7 @@ def argvs_with(word: str) -> Iterator[set[bytes]]:
         watching.join()
 
 
+@pytest.mark.promise("an argv gives nothing away")
 def test_a_run_starts_and_stages_as_the_profile_and_the_options_require(
     cluster: Cluster, shared: Path
 ) -> None:

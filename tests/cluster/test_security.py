@@ -29,6 +29,7 @@ from caffe_recipes.errors import ClusterError, InputError, RecipeError
 from caffe_recipes.recipe.source import parse_recipe
 from caffe_recipes.render.scripts import render_run_script
 from caffe_recipes.run.caffe import find_caffe
+from caffe_recipes.trust import trusting
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.keys import write_key
 from tests.cluster.staging.conftest import clean_node, probe_node, reserve_part
@@ -145,6 +146,7 @@ def full_recipe() -> dict[str, Any]:
     return recipe
 
 
+@pytest.mark.promise("nothing read runs")
 @pytest.mark.parametrize("at", list(texts_in(full_recipe())), ids=lambda at: ".".join(map(str, at)))
 def test_every_text_of_a_recipe_is_refused_in_one_line_or_harmless_in_its_script(
     at: tuple[str | int, ...], tmp_path: Path
@@ -204,6 +206,7 @@ def of_nobody(path: Path) -> None:
     os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
 
 
+@pytest.mark.promise("snapshots and staged copies are ours alone")
 @as_root
 @pytest.mark.parametrize(
     "attack", ["parent", "parent link", "folder", "data", "stamped folder", "our link to their link"]
@@ -237,6 +240,7 @@ def test_folders_of_another_user_above_an_lmdb_are_refused_and_not_touched(attac
     assert [(path, path.lstat().st_ctime_ns) for path in sorted(disk.rglob("*"))] == before
 
 
+@pytest.mark.promise("a colleague's folder is used")
 @as_root
 def test_a_colleague_s_dataset_is_read_where_only_its_owner_can_write() -> None:
     with tempfile.TemporaryDirectory(dir="/var") as name:
@@ -253,8 +257,12 @@ def test_a_colleague_s_dataset_is_read_where_only_its_owner_can_write() -> None:
         (lmdb / "lock.mdb").unlink()
         (lmdb / "lock.mdb").symlink_to("/none")  # Caffe would create what it names
         of_nobody(lmdb / "lock.mdb")
-        with pytest.raises(NodeRefusal, match=r"contains lock\.mdb, which belongs to user"):
-            ask_node(HOST, "read", str(lmdb), "/none")
+        for named in ((), (NOBODY,)):
+            with (
+                trusting(named),
+                pytest.raises(NodeRefusal, match=r"contains lock\.mdb, which belongs to user"),
+            ):
+                ask_node(HOST, "read", str(lmdb), "/none")
         (lmdb / "lock.mdb").unlink()
         lmdb.chmod(0o777)
         with pytest.raises(NodeRefusal, match="can be changed by anybody"):

@@ -61,6 +61,7 @@ def launch(cluster: Cluster, shared: Path, environment: dict[str, str], *command
     return cluster.run("head", argv, env=environment, check=False, timeout_s=60).returncode
 
 
+@pytest.mark.promise("connections are as strict as your ssh")
 @pytest.mark.parametrize("careless", ["accept-new", "askpass"])
 def test_hydras_ssh_adds_no_key_and_never_prompts(cluster: Cluster, shared: Path, careless: str) -> None:
     known, asked, askpass = shared / "known", shared / "asked", shared / "askpass"
@@ -77,6 +78,7 @@ def test_hydras_ssh_adds_no_key_and_never_prompts(cluster: Cluster, shared: Path
         assert "10.77.0.2" in known.read_text()
 
 
+@pytest.mark.promise("connections are as strict as your ssh")
 def test_hydras_ssh_forwards_no_agent(cluster: Cluster, shared: Path) -> None:
     known, socket = cluster.ssh / "known_hosts", shared / "agent"
     agent = subprocess.run(["ssh-agent", "-s", "-a", str(socket)], capture_output=True, text=True, check=True)
@@ -285,6 +287,7 @@ def scripted(cluster: Cluster, shared: Path) -> Iterator[tuple[Path, str]]:
         cluster.run(name, ["sh", "-c", "rm -rf /tmp/lmdb* /tmp/init* /tmp/last* /tmp/hydra_*"])
 
 
+@pytest.mark.promise("connections are as strict as your ssh")
 @pytest.mark.parametrize("verdict", ["unknown", "changed"])
 def test_run_sh_names_the_host_whose_key_is_refused_and_adds_none(
     cluster: Cluster, shared: Path, scripted: tuple[Path, str], verdict: str

@@ -275,6 +275,7 @@ def test_hashed_names_wildcards_aliases_and_revoked_keys_are_read_as_ssh_does(
     host.close()
 
 
+@pytest.mark.promise("connections are as strict as your ssh")
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -145,6 +145,7 @@ def test_the_manifest_describes_what_was_built(listed: Path, tmp_path: Path) -> 
     assert str(tmp_path) not in manifest_path(tmp_path / "lmdb").read_text()
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_an_lmdb_that_another_user_has_built_in_a_shared_folder_is_not_kept(
     listed: Path, tmp_path: Path

@@ -48,6 +48,7 @@ def test_workers_have_one_thread_each_and_end_with_their_work(
     assert dict(os.environ) == before
 
 
+@pytest.mark.promise("nothing is imported from the current folder")
 @pytest.mark.parametrize(
     "program", ["caffe-recipes data build --images raw/train --out lmdb --workers 2", "imagenet_to_gcs.py"]
 )

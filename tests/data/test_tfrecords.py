@@ -167,6 +167,7 @@ def test_an_interrupted_build_resumes_to_the_same_bytes(lmdb: Path) -> None:
     assert not partial.exists()
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_records_that_another_user_has_written_to_a_shared_folder_are_not_kept(lmdb: Path) -> None:
     out, _ = make(lmdb)

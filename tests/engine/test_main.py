@@ -479,6 +479,8 @@ def test_without_the_extra_it_prints_what_to_install(missing: str) -> None:
         check_modules(lambda name: None if name == missing else name)
 
 
+@pytest.mark.promise("nothing is written through planted links")
+@pytest.mark.promise("our files are open to nobody else")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 @pytest.mark.parametrize("suffix", ["caffemodel", "solverstate"])
 def test_a_snapshot_is_not_written_through_a_link_that_another_user_planted(
@@ -614,6 +616,8 @@ def test_a_full_gpu_is_not_reported_as_a_bug() -> None:
     assert str(error).startswith("layer 'conv1': the GPU's memory is full; lower batch_size")
 
 
+@pytest.mark.promise("nothing is written through planted links")
+@pytest.mark.promise("our files are open to nobody else")
 def test_under_an_open_umask_no_file_is_created_that_others_can_write(case: Path, run: Run) -> None:
     before = os.umask(0)
     try:

@@ -154,6 +154,7 @@ def test_sigint_stops_all_ranks_after_the_same_iteration(case: Path, change: Cha
     assert len(list(case.glob("run_iter_*.solverstate"))) == 1
 
 
+@pytest.mark.promise("ranks meet over no open door")
 @pytest.mark.slow
 def test_ranks_meet_without_a_store_that_others_can_reach_and_without_a_pickle() -> None:
     done = launch(RENDEZVOUS, 3)
@@ -166,6 +167,7 @@ def test_ranks_meet_without_a_store_that_others_can_reach_and_without_a_pickle()
     assert len({entropy for _, _, entropy in reports}) == 1
 
 
+@pytest.mark.promise("ranks meet over no open door")
 @pytest.mark.slow
 def test_gloo_takes_one_interface_alone() -> None:
     done = launch(RENDEZVOUS, 2, GLOO_SOCKET_IFNAME="lo,lo")

@@ -6,6 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from caffe_recipes.recipe.source import load_recipe
 from tests.jobs.conftest import STRICT, StandInCluster, small_recipe
 
@@ -58,6 +60,7 @@ def test_the_snapshot_calls_are_the_published_ones(published_cluster: StandInClu
     assert {call.folder for call in calls} == {published_cluster.root}
 
 
+@pytest.mark.promise("connections are as strict as your ssh")
 def test_no_ssh_asks_for_a_password_or_adds_a_host_key(published_cluster: StandInCluster) -> None:
     for tool in ("ssh", "scp"):
         assert {call.argv[1:5] for call in published_cluster.calls(tool)} == {STRICT}

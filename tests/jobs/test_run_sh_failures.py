@@ -184,6 +184,7 @@ def test_a_run_killed_in_phase_2_leaves_the_lock_to_its_mpiexec_and_resumes_ther
     assert small_cluster.trained() == ["init", "cyc1", "cyc1"]
 
 
+@pytest.mark.promise("an invalid answer is never trust")
 @pytest.mark.parametrize(
     "answer", ["made[$(touch hacked)0]", "$(touch hacked)", "`touch hacked`; touch hacked"]
 )

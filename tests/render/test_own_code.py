@@ -67,6 +67,7 @@ def records(state: Path) -> list[Path]:
     return [path for path in state.rglob("*") if path.is_file()]
 
 
+@pytest.mark.promise("nothing read runs")
 def test_code_that_was_never_allowed_is_not_run(folder: Path, state: Path) -> None:
     assert "needs the code of 'nets' next to the recipe, which you have not allowed; read it" in refused(
         folder
@@ -100,6 +101,7 @@ def test_only_1_in_the_environment_allows_code(
     refused(folder)
 
 
+@pytest.mark.promise("consent covers the code that was seen")
 @pytest.mark.parametrize("file", ["nets.py", "helper.py"])
 def test_a_changed_file_needs_consent_again(folder: Path, file: str) -> None:
     consent(folder)
@@ -155,6 +157,7 @@ def test_code_in_a_world_writable_folder_is_refused_before_consent_is_asked_for(
     assert "anybody can put files into its folder" in refused(folder)
 
 
+@pytest.mark.promise("code that others could change never runs")
 def test_no_code_is_run_in_a_folder_where_anybody_can_put_files(folder: Path) -> None:
     consent(folder)
     what = f".py is not run: anybody can put files into its folder {folder}"
@@ -178,11 +181,13 @@ def test_no_code_is_run_below_a_folder_where_anybody_can_put_files(folder: Path,
     assert f"anybody can put files into its folder {path}" in refused_at_consent(folder)
 
 
+@pytest.mark.promise("code that others could change never runs")
 def test_no_code_that_anybody_can_change_is_run(folder: Path) -> None:
     (folder / "helper.py").chmod(0o666)
     assert "helper.py is not run: anybody can change it" in refused_at_consent(folder)
 
 
+@pytest.mark.promise("code that others could change never runs")
 @as_root
 @pytest.mark.parametrize("name", ["nets.py", "helper.py"])
 def test_no_code_that_another_user_put_beside_the_recipe_is_run(folder: Path, name: str) -> None:
@@ -193,6 +198,7 @@ def test_no_code_that_another_user_put_beside_the_recipe_is_run(folder: Path, na
     assert f"{name} is not run: it belongs to user {STRANGER}, who can" in refused_at_consent(folder)
 
 
+@pytest.mark.promise("code that others could change never runs")
 @as_root
 def test_no_code_is_run_through_a_planted_link_or_folder(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
@@ -236,6 +242,7 @@ def test_code_in_a_folder_of_one_s_own_below_a_shared_one_is_run(
     assert call(shared / "mine") == "made of it"
 
 
+@pytest.mark.promise("consent covers the code that was seen")
 def test_bytecode_is_never_run(folder: Path) -> None:
     consent(folder)
     evil = folder / "evil.py"
@@ -253,6 +260,7 @@ def test_bytecode_is_never_run(folder: Path) -> None:
 _SUFFIXES = [*EXTENSION_SUFFIXES, *BYTECODE_SUFFIXES]
 
 
+@pytest.mark.promise("consent covers the code that was seen")
 @pytest.mark.parametrize("suffix", _SUFFIXES)
 @pytest.mark.parametrize("name", ["pkg.inner", "plain.inner", "pkg.below", "helper.inner"])
 def test_a_module_without_source_is_never_run(folder: Path, name: str, suffix: str) -> None:
@@ -340,6 +348,7 @@ def place_without_source(folder: Path, base: Path, suffix: str) -> None:
     source.unlink()
 
 
+@pytest.mark.promise("consent covers the code that was seen")
 @pytest.mark.parametrize(
     "name", ["code:interact", "builtins:input", "os.path:join", "click:echo", "caffe_recipes.cli.main:main"]
 )
@@ -368,6 +377,7 @@ def test_a_folder_that_the_code_adds_to_the_path_is_not_used(
     assert records(state) == []
 
 
+@pytest.mark.promise("consent covers the code that was seen")
 @pytest.mark.parametrize("entry", ["", "."])
 def test_the_current_folder_is_not_used(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, entry: str
@@ -413,6 +423,7 @@ def test_the_record_is_readable_by_its_owner_alone(folder: Path, state: Path) ->
     assert {stat.S_IMODE(each.stat().st_mode) for each in (record.parent, record.parent.parent)} == {0o700}
 
 
+@pytest.mark.promise("consent covers the code that was seen")
 @pytest.mark.parametrize("place", ["record", "its folder", "the folder above"])
 def test_a_consent_record_that_others_can_write_is_not_trusted(folder: Path, state: Path, place: str) -> None:
     consent(folder)

@@ -158,6 +158,7 @@ def test_a_folder_without_permission_is_named_and_stays_as_it_was(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 def test_a_folder_where_another_user_could_swap_files_gets_one_hint(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     for folder, mode in ((tmp_path, 0o1777), (tmp_path / "open", 0o777)):

@@ -97,6 +97,7 @@ def test_a_net_whose_name_no_file_can_have_is_not_found() -> None:
     assert read_if_exists("nul\0/x", 9) is None
 
 
+@pytest.mark.promise("no other file of yours is quoted")
 @pytest.mark.parametrize("words", ["lint", "lint --json", "lint --format github", "summary", "adopt"])
 @pytest.mark.parametrize("kind", ["absolute", "above", "link", "within"])
 def test_the_text_of_a_file_that_is_not_the_user_s_is_not_quoted(
@@ -120,6 +121,7 @@ def test_the_text_of_a_file_that_is_not_the_user_s_is_not_quoted(
         assert ("is not a prototxt that can be read" in output) == (kind != "within")
 
 
+@pytest.mark.promise("no other file of yours is quoted")
 @pytest.mark.parametrize("words", ["fmt", "fmt --diff", "plot -o x.svg", "diff --json other", "diff other"])
 @pytest.mark.parametrize("where", ["outside", "within"])
 def test_a_link_in_a_folder_to_a_file_that_is_not_the_user_s_is_not_quoted(
@@ -151,6 +153,7 @@ def test_a_link_within_the_folder_is_read(solver: Path, words: str) -> None:
     assert "is a link" not in f"{done.output}{done.exception}"
 
 
+@pytest.mark.promise("no other file of yours is quoted")
 def test_a_net_beside_a_solver_that_is_a_link_elsewhere_is_not_quoted(solver: Path, tmp_path: Path) -> None:
     put(tmp_path / "home" / ".token").write_text("hunter2secret: 1\n")
     text = 'net: "net.prototxt"\nbase_lr: 1\nlr_policy: "fixed"\nmax_iter: 9\nsnapshot_prefix: "a"\n'

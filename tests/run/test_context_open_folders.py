@@ -33,6 +33,7 @@ def others_write(top: Path) -> list[str]:
     return [str(path.relative_to(top)) for path in paths if path.stat().st_mode & 0o002]
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @pytest.mark.parametrize(
     ("folder", "mode"),
     [
@@ -59,6 +60,7 @@ def test_nothing_is_run_or_read_in_a_folder_where_another_user_can_put_files(
     assert place.call() == (2, "", f"Error: {place.root}: {what}; {HINT}\n")
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @pytest.mark.parametrize(
     "name",
     [
@@ -77,6 +79,7 @@ def test_no_world_writable_file_is_run_or_read(place: Place, name: str) -> None:
     )
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 def test_a_trainer_elsewhere_that_anybody_can_exchange_is_not_run(place: Place) -> None:
     tools = place.root.parent / "tools"
     tools.mkdir()
@@ -87,6 +90,7 @@ def test_a_trainer_elsewhere_that_anybody_can_exchange_is_not_run(place: Place) 
     assert f"is used with {tools}, which can be changed by anybody; " in error
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 @pytest.mark.parametrize(
     ("before", "after"),
@@ -108,6 +112,7 @@ def test_no_weights_and_no_mean_of_another_user_in_a_shared_folder_are_used(
     assert error == f"Error: {place.root}: {what}; use a copy in a folder of your own\n"
 
 
+@pytest.mark.promise("a check cannot be evaded")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_what_anybody_could_create_later_is_refused(place: Place) -> None:
     shared = place.root.parent / "shared"
@@ -135,6 +140,7 @@ def test_only_the_owner_of_a_file_is_asked_to_change_its_mode(owner: int, name: 
             check_own_root(Path(root), [Path(root) / "hostfile", theirs])
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 @pytest.mark.parametrize("key", ["prototxt", "prototxt: mine.prototxt, test_prototxt"])
 def test_no_net_of_another_user_is_trained(place: Place, shared: Path, key: str) -> None:
@@ -147,6 +153,7 @@ def test_no_net_of_another_user_is_trained(place: Place, shared: Path, key: str)
         check_own_root(place.root, paths)
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_no_image_of_another_user_is_run(place: Place, shared: Path) -> None:
     image = shared / "caffe.sif"
@@ -159,6 +166,7 @@ def test_no_image_of_another_user_is_run(place: Place, shared: Path) -> None:
     assert f"is used with {image}, which belongs to user nobody" in error
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_no_programs_of_another_user_in_a_shared_folder_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,6 +195,7 @@ def test_no_programs_of_another_user_in_a_shared_folder_are_run(
         check_own_root(tmp_path, own_paths(tmp_path, recipe))
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 def test_no_run_is_cancelled_whose_journal_anybody_can_write(place: Place) -> None:
     (place.root / "runs/small-1").mkdir(parents=True)
     (place.root / "runs").chmod(0o777)
@@ -201,6 +210,7 @@ def call_with_umask(place: Place, umask: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.promise("our files are open to nobody else")
 def test_a_run_under_an_open_umask_leaves_nothing_that_others_can_write(place: Place) -> None:
     call_with_umask(place, "000")
     assert others_write(place.root) == []
@@ -214,6 +224,7 @@ def test_a_run_under_a_umask_for_a_group_leaves_its_folders_to_the_group(place: 
         assert (place.root / name).stat().st_mode & 0o777 == 0o775
 
 
+@pytest.mark.promise("our files are open to nobody else")
 @pytest.mark.parametrize(("umask", "mode"), [("000", 0o755), ("002", 0o775), ("027", 0o750)])
 def test_snapshot_folders_are_not_open_to_all_whatever_the_umask_of_a_login(
     place: Place, umask: str, mode: int

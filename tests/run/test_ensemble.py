@@ -228,6 +228,7 @@ def test_a_run_that_cannot_be_written_to_is_measured_and_nothing_is_kept(root: P
     assert sorted(path.suffix for path in (folder / "snapshots").iterdir()) == [".caffemodel"] * 2
 
 
+@pytest.mark.promise("nothing is written through planted links")
 def test_in_a_run_that_others_can_write_to_nothing_is_trusted_or_written(root: Path) -> None:
     found, _ = measure(root)
     folder = finish_run(root, {name: root / f"{name}_iter_0.caffemodel" for name in ("left", "right")}, 7)

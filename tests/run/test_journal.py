@@ -146,11 +146,13 @@ def test_a_journal_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
 
 
+@pytest.mark.promise("nobody else holds our locks, and we open none of theirs")
 def test_nobody_else_can_open_what_a_journal_is_locked_by(tmp_path: Path) -> None:
     with closing(open_journal(tmp_path)):
         assert stat.S_IMODE((tmp_path / "journal.lock").stat().st_mode) == 0o600
 
 
+@pytest.mark.promise("nobody else holds our locks, and we open none of theirs")
 def test_a_reader_of_a_journal_cannot_keep_a_run_from_resuming(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
     with (tmp_path / "journal.jsonl").open("rb") as theirs:

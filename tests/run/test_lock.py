@@ -85,6 +85,7 @@ def test_while_run_sh_is_active_no_run_starts_and_nothing_changes(place: Place) 
     assert place.run().outputs
 
 
+@pytest.mark.promise("nobody else holds our locks, and we open none of theirs")
 def test_nobody_else_can_open_a_lock_to_hold_it(tmp_path: Path) -> None:
     folder, lock = tmp_path / "logs/small", RecipeLock(tmp_path, "small")
     lock.acquire()

@@ -64,13 +64,15 @@ def plant(lmdb: Path, how: str) -> None:
         os.chown(lmdb if how == "folder" else lmdb / "data.mdb", NOBODY, NOBODY)
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("how", ["folder", "data.mdb", "lock"])
 def test_nothing_is_trained_from_or_tested_with_data_of_another_user(
     place: Place, lmdb: Path, part: DataPart, how: str
 ) -> None:
     plant(lmdb, how)
     inner = {"folder": "", "data.mdb": "contains data.mdb, which ", "lock": "contains lock.mdb, which "}[how]
-    message = rf"localhost:{lmdb}: {inner}belongs to user \w+ \(65534\), who can change its contents; ask its"
+    belongs = r"belongs to user \w+ \(65534\), who can change its contents"
+    message = rf"localhost:{lmdb}: {inner}{belongs}; (stage your own|set a folder)"
     with pytest.raises(CaffeRecipesError, match=message):
         place.run()
     assert place.trained() == []
@@ -79,6 +81,7 @@ def test_nothing_is_trained_from_or_tested_with_data_of_another_user(
     assert re.match(message, error)
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("how", ["folder", "lock"])
 def test_the_data_are_checked_again_when_a_run_prepares(
     place: Place, lmdb: Path, part: DataPart, how: str
@@ -86,7 +89,7 @@ def test_the_data_are_checked_again_when_a_run_prepares(
     setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), lambda *_: LocalHost())
     check_data(setting, part)
     plant(lmdb, how)
-    with pytest.raises(ClusterError, match=r"belongs to user .*; ask its owner to remove it"):
+    with pytest.raises(ClusterError, match=r"belongs to user .*, or name its owner with --trust-owner"):
         check_data(setting, part)
 
 
@@ -108,6 +111,7 @@ def stage_here(place: Place) -> StagedHost:
     return staged
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("how", ["folder", "data.mdb", "lock"])
 def test_nothing_is_staged_from_a_source_that_another_user_could_have_put_there(
     place: Place, source: Path, how: str
@@ -115,7 +119,9 @@ def test_nothing_is_staged_from_a_source_that_another_user_could_have_put_there(
     plant(source, how)
     inner = {"folder": "", "data.mdb": "contains data.mdb, which ", "lock": "contains lock.mdb, which "}[how]
     belongs = r"belongs to user \w+ \(65534\), who can change its contents"
-    message = rf"localhost:{source}: {inner}{belongs}; ask its owner to remove it, or give .* --lmdb-source"
+    message = (
+        rf"localhost:{source}: {inner}{belongs}; give the folder of your own copy with --lmdb-source, or name"
+    )
     with pytest.raises(NodeRefusal, match=message):
         stage_here(place)
     with pytest.raises(CaffeRecipesError, match=message):
@@ -127,19 +133,21 @@ def test_nothing_is_staged_from_a_source_that_another_user_could_have_put_there(
     assert re.match(message, error)
 
 
+@pytest.mark.promise("a check cannot be evaded")
 def test_a_source_that_another_user_hides_during_the_check_is_refused(place: Place, source: Path) -> None:
     source.rename(source.with_name("hidden"))
-    message = rf"localhost:{source}: does not exist, and anybody could create it; ask its owner"
+    message = rf"localhost:{source}: does not exist, and anybody could create it; give the folder"
     with pytest.raises(NodeRefusal, match=message):
         check_source_access(place.root, [str(source)])
 
 
+@pytest.mark.promise("a check cannot be evaded")
 def test_data_may_be_absent_only_until_they_are_staged(place: Place, lmdb: Path, part: DataPart) -> None:
     setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), lambda *_: LocalHost())
     check_data(setting, part)
     lmdb.rename(lmdb.with_name("hidden"))
     check_data(setting, part, may_be_absent=True)
-    with pytest.raises(ClusterError, match=rf"{lmdb}: does not exist, and anybody could create it; ask"):
+    with pytest.raises(ClusterError, match=rf"{lmdb}: does not exist, and anybody could create it; "):
         check_data(setting, part)
 
 
@@ -147,6 +155,7 @@ def test_own_data_are_staged_from_a_shared_folder(place: Place, source: Path) ->
     assert stage_here(place).outcome == "sent"
 
 
+@pytest.mark.promise("a colleague's folder is used")
 def test_data_of_a_colleague_are_staged_from_a_folder_in_which_only_their_owner_can_write(
     place: Place,
 ) -> None:
@@ -183,6 +192,7 @@ def sources_in(path: Path, root: Path) -> set[str]:
     }
 
 
+@pytest.mark.promise("nobody else holds our locks, and we open none of theirs")
 @pytest.mark.parametrize("every", [None, 3])
 def test_no_lock_file_of_a_colleague_is_opened(place: Place, colleague: Path, every: int | None) -> None:
     """liblmdb would write to lock.mdb, which its owner can replace by a link to a file of ours."""
@@ -198,11 +208,69 @@ def test_no_lock_file_of_a_colleague_is_opened(place: Place, colleague: Path, ev
         assert source.startswith("runs/small-1/data/")
 
 
+@pytest.mark.promise("a colleague's folder is used")
+@pytest.mark.parametrize("mode", [0o755, 0o2775])
+def test_data_and_snapshots_are_put_into_an_own_folder_in_the_project_folder_of_another_user(
+    place: Place, mode: int
+) -> None:
+    """So is one on a mount with squashed root, which seems to belong to nobody."""
+    with tempfile.TemporaryDirectory(dir="/var") as folder:
+        (Path(folder) / "mine").mkdir()
+        os.chown(folder, NOBODY, NOBODY)
+        Path(folder).chmod(mode)
+        place.edit(SOURCE, f"lmdb: {folder}/mine/train_lmdb, source: data/train_lmdb")
+        place.edit("tmp/small_init", f"{folder}/mine/small_init")
+        options = RunOptions(root=place.root)
+        found = preflight_recipe(load_recipe(place.recipe), options, lambda *_: LocalHost())
+        assert [str(one.error) for one in found if one.error] == []
+        assert place.run().outputs
+        assert (Path(folder) / "mine/train_lmdb/data.mdb").exists()
+
+
+@pytest.mark.promise("a colleague's folder is used")
+@pytest.mark.parametrize("where", ["option", "profile"])
+def test_the_data_of_a_named_owner_are_used_in_a_shared_folder(
+    place: Place, source: Path, where: str
+) -> None:
+    for path in (source, *source.iterdir()):
+        os.chown(path, NOBODY, NOBODY)
+    place.edit(f"lmdb: tmp/train_lmdb, source: {source}", f"lmdb: {source}")  # read where they are
+    profile = place.root / "mine.yaml"
+    profile.write_text(f"name: mine\ntitle: mine\ntrust: [{'nobody' if where == 'profile' else 'root'}]\n")
+    code, _, error = place.call("--profile", str(profile))
+    assert (code == 0) == (where == "profile"), error
+    if where == "option":
+        assert "belongs to user nobody (65534), who can change its contents; stage your own copy" in error
+        assert place.call("--trust-owner", str(NOBODY))[0] == 0
+    assert (place.root / "runs/small-1/data").exists()  # whose lock.mdb is not opened
+
+
+def test_an_unknown_owner_is_refused(place: Place) -> None:
+    code, _, error = place.call("--trust-owner", "nosuchuser")
+    hint = "give the name or number of a user, as `ls -l` shows it"
+    assert (code, error) == (2, f"Error: --trust-owner: unknown user 'nosuchuser'; {hint}\n")
+
+
+def test_preflight_finds_a_folder_in_which_a_run_would_trust_no_snapshot(place: Place) -> None:
+    theirs = place.root.parent / "shared/theirs"
+    theirs.mkdir(parents=True)
+    theirs.parent.chmod(0o1777)
+    os.chown(theirs, NOBODY, NOBODY)
+    place.edit("tmp/small_init", f"{theirs}/small_init")
+    found = preflight_recipe(load_recipe(place.recipe), RunOptions(root=place.root), lambda *_: LocalHost())
+    (error,) = [str(one.error) for one in found if one.error]
+    belongs = f"belongs to user nobody ({NOBODY}), who can change its contents"
+    assert error.startswith(f"localhost:{theirs}: is under {theirs}, which {belongs}; ")
+    with pytest.raises(CaffeRecipesError, match="who can change its contents"):
+        place.run()
+
+
 def test_own_data_are_read_where_they_are(place: Place) -> None:
     assert place.run().outputs
     assert not (place.root / "runs/small-1/data").exists()
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Path) -> None:
     source = tmp_path / "records"
     source.mkdir()
@@ -219,10 +287,13 @@ def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Pa
     with pytest.raises(NodeRefusal, match=rf"{source}: contains train-1, which can be changed by anybody"):
         check_source_access(tmp_path, records.read_paths)
     source.chmod(0o777)
-    with pytest.raises(NodeRefusal, match=rf"localhost:{source}: can be changed by anybody; ask its owner"):
+    with pytest.raises(
+        NodeRefusal, match=rf"localhost:{source}: can be changed by anybody; give the folder of"
+    ):
         check_source_access(tmp_path, records.read_paths)
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("name", ["{}/.manifest.json", "{}.manifest.json"])
 def test_a_records_manifest_that_another_user_could_have_planted_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: DataPart, name: str
@@ -244,11 +315,12 @@ def test_a_records_manifest_that_another_user_could_have_planted_is_not_used(
     check_data(setting, part)
     os.chown(manifest, NOBODY, NOBODY)
     with pytest.raises(
-        ClusterError, match=r"manifest\.json, which belongs to user .*; ask its owner to remove"
+        ClusterError, match=r"manifest\.json, which belongs to user .*, or name its owner with --trust-owner"
     ):
         check_data(setting, part)
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 def test_staged_data_are_checked_before_each_run(place: Place) -> None:
     assert stage_here(place).outcome == "sent"
     plant(place.root / "tmp/train_lmdb", "lock")
@@ -257,6 +329,7 @@ def test_staged_data_are_checked_before_each_run(place: Place) -> None:
     assert place.trained() == []
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 def test_the_owner_of_the_current_folder_is_not_trusted_unless_it_is_the_caffe_root(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +350,7 @@ def test_own_data_in_a_shared_folder_are_used(place: Place, lmdb: Path) -> None:
     assert place.run().outputs
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.parametrize("part", ["test"], indirect=True)
 def test_a_test_lmdb_that_another_user_puts_there_during_the_run_is_not_tested_with(
     place: Place, lmdb: Path, monkeypatch: pytest.MonkeyPatch
@@ -287,7 +361,9 @@ def test_a_test_lmdb_that_another_user_puts_there_during_the_run_is_not_tested_w
 
     evaluate = phase.evaluate
     monkeypatch.setattr(runner, "evaluate", plant_then_evaluate)
-    with pytest.raises(RunFailed, match=r"test_lmdb: contains data\.mdb, which belongs to user .*; ask its"):
+    with pytest.raises(
+        RunFailed, match=r"test_lmdb: contains data\.mdb, which belongs to user .*; set a folder"
+    ):
         place.run()
     assert place.trained() != []
     assert "evaluating" not in (place.root / "runs/small-1/journal.jsonl").read_text()

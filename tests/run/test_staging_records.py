@@ -7,7 +7,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import yaml
@@ -19,11 +20,15 @@ from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_tensorflow_run, parse_any_recipe
-from caffe_recipes.run.context import StageOptions
+from caffe_recipes.run.context import RunOptions, StageOptions, find_setting
 from caffe_recipes.run.plan import find_trainer
+from caffe_recipes.run.preflight.storage import check_train_records
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
 from caffe_recipes.run.tensorflow import TensorFlow
 from caffe_recipes.tensorflow.records import deal_files
+
+if TYPE_CHECKING:
+    from caffe_recipes.run.preflight.nodes import NodeView
 
 SHIPPED = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
 NODES, FILES = 4, 12
@@ -189,3 +194,22 @@ def test_records_are_staged_and_cleaned_by_the_functions_of_the_command(
     assert clean_recipe(site.recipe(), options, lambda name, how: LocalHost(name)) == [
         Cleaned("localhost", "nothing to remove")
     ]
+
+
+def test_preflight_finds_a_folder_into_which_a_run_stages_no_records(site: Site) -> None:
+    (site.root / "python").write_text("#!/bin/sh\n")
+    (site.root / "python").chmod(0o755)
+    (site.root / "mine.yaml").write_text(f"{{name: mine, title: mine, python: {site.root}/python}}")
+    (site.root / "hostfile").write_text("\n".join(NAMES))
+    options = RunOptions(root=site.root, profile=str(site.root / "mine.yaml"))
+    setting = find_setting(site.recipe(), options, lambda name, _: LocalHost(name))
+    view = cast("NodeView", SimpleNamespace(setting=setting))
+    (found,) = check_train_records(view)
+    assert found.error is None
+    (site.root / "node/a").mkdir(parents=True)
+    (site.root / "node").chmod(0o777)
+    what = f"is under {site.root}/node, which can be changed by anybody; remove it if it is yours, or"
+    for found, (hosts, folder) in zip(
+        check_train_records(view), (("n[0-3]", "a/train"), ("n0", "validation")), strict=True
+    ):
+        assert str(found.error).startswith(f"{hosts}:{site.root}/node/{folder}: {what}")

@@ -24,6 +24,7 @@ from caffe_recipes.run.preflight.trials import check_ranks
 from caffe_recipes.run.tensorflow import ProgramLog, TensorFlow
 from caffe_recipes.run.trainer import Attempt, Checkpoint
 from caffe_recipes.run.trainer_log import LogTail, find_failure, images_per_s
+from caffe_recipes.trust import VARIABLE, trusting
 
 DIGITS = TensorFlow(load_tensorflow_run("tf-digits-local"))
 PLAN = plan_chain(DIGITS.recipe, "runs/x-1")
@@ -191,6 +192,7 @@ def test_only_a_change_of_the_schedule_makes_it_another_run() -> None:
     assert DIGITS.digest_files(changed) != digests
 
 
+@pytest.mark.promise("nothing is imported from the current folder")
 @pytest.mark.parametrize(
     ("attempt", "expected"),
     [
@@ -341,6 +343,13 @@ def test_somebody_s_own_programs_are_started_where_they_are(monkeypatch: pytest.
     assert "/theirs" in DIGITS.environment(Path("/root"))["PYTHONPATH"].split(":")
 
 
+def test_the_ranks_trust_the_owners_that_are_named() -> None:
+    assert VARIABLE not in DIGITS.environment(Path("/root"))
+    with trusting((1234, 42)):
+        assert DIGITS.environment(Path("/root"))[VARIABLE] == "42 1234"
+
+
+@pytest.mark.promise("nothing is imported from the current folder")
 def test_python_imports_nothing_from_beside_the_program_or_the_working_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -361,6 +370,7 @@ def test_an_older_python_is_the_run_s_failure_in_one_line() -> None:
     assert log.fatal == "Python is older than Python 3.11, which the programs need"
 
 
+@pytest.mark.promise("nothing is imported from the current folder")
 def test_all_that_a_program_could_import_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESNET_DIR", str(tmp_path / "own"))
     expected = ["a.py", "pkg", "pkg/__pycache__", "pkg/__pycache__/b.pyc", "pkg/c.so", "pkg/inner", "link"]

@@ -61,6 +61,7 @@ def test_the_rate_of_each_step_is_that_of_the_generated_module() -> None:
     assert found == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.promise("ranks meet over no open door")
 def test_horovod_is_built_over_mpi_alone() -> None:
     code = "import json, horovod.tensorflow as hvd; print(json.dumps([hvd.mpi_built(), hvd.gloo_built()]))"
     is_mpi, is_gloo = ask(code)

@@ -18,11 +18,30 @@ refuse() { answer "refused $(printf %s "$*" | tr -s '[:cntrl:]' ' ' | cut -c 1-3
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
 owner_of() { stat -c 'user %U (%u)' -- "$1" | sed 's/UNKNOWN (\([0-9]*\))/\1/'; }
 
-# ROOT: trusts the owner of the Caffe root, such as another user's checkout: they can change its programs.
+# ROOT: trusts the owner of the Caffe root, such as another user's checkout: they can change its programs. So are the users, by
+# their numbers, whom the user has named.
 trust_owner_of() {
-    trusted=$(stat -L -c %u -- "$1" 2>/dev/null) || trusted=$me
+    trusted=$(stat -L -c %u -- "$1" 2>/dev/null) named=${CAFFE_RECIPES_TRUST-}
     root=$(cd -- "$1" 2>/dev/null && pwd -P && echo .) || root=''
     root=${root%??}/
+}
+
+# STEP: is its $owner trusted everywhere? So are the owners of the folders that contain the Caffe root, with these folders.
+is_trusted() {
+    case " 0 $me $trusted $named " in *" $owner "*) return ;; esac
+    case $root in "$1"/*) ;; *) false ;; esac
+}
+
+# Is $owner root outside of our user namespace, as the owner of /tmp in a container may be? Users who are not mapped appear as one.
+# If root alone is mapped to one user, that user made the namespace, and all its numbers belong to them.
+is_unmapped() {
+    [ "$owner" = "$(cat /proc/sys/kernel/overflowuid)" ] && [ -r /proc/self/uid_map ] || return 1
+    is_mapped=no
+    while read -r first _ count; do
+        [ "$first $count" != '0 1' ] || return 0
+        if [ "$owner" -ge "$first" ] && [ "$owner" -lt $((first + count)) ]; then is_mapped=yes; fi
+    done </proc/self/uid_map
+    [ $is_mapped = no ]
 }
 
 # GROUP FOLDER: is it the user's private group? Many systems give each user a group of the same name, without other members.
@@ -44,55 +63,65 @@ relation() {
     esac
 }
 
-# STEP [FACTS]: checks one step of a path, whose owner, group and mode are FACTS. `shared` is open in a folder where anybody can
-# create files, as in /tmp, and yes below it. `reads` is yes for what we only read or run: if not shared, its owner is trusted.
+# STEP [FACTS]: checks one step of a path, whose owner, group and mode are FACTS, by the rule of caffe_recipes/trust.py. `shared` is
+# open in a folder where anybody can create files, as in /tmp, and yes below it. `reads` is yes for what we only read or run;
+# otherwise we write there, and believe it later. `around` owns the folder of the step, and `last` is no on the way to another.
 check_step() {
     facts=${2:-$(stat -c '%u %g 0x%f' -- "$1")} || refuse "$1 cannot be examined"
-    owner=${facts%% *} mode=${facts##* } group=${facts#* }
-    [ "$owner" = 0 ] || [ "$owner" = "$me" ] || [ "$owner" = "$trusted" ] || [ "$reads$shared" = yesno ] ||
-        case $root in "$1"/*) ;; *) # folders that contain the Caffe root are trusted
-            refuse "$(relation "$1")belongs to $(owner_of "$1"), who can change its contents"
-            ;;
+    owner=${facts%% *} mode=${facts##* } group=${facts#* } form=closed
+    case $mode in 0xa???) form='link' ;; *) [ $((mode & 02)) = 0 ] || form=open ;; esac
+    is_trusted "$1" ||
+        case $shared/$reads/$form in
+        no/yes/* | no/no/closed) ;; # the user chose the path, and its owners could have put anything there
+        no/no/link) [ "$owner/$last" = "${around:-$top}/no" ] || refuse_owner "$1" ;;
+        no/no/open) is_unmapped || refuse_owner "$1" ;; # the sticky bit does not bind the owner
+        *) refuse_owner "$1" ;;
         esac
-    case $mode in 0xa???) return ;; esac # a link
-    if [ $((mode & 02)) != 0 ]; then
-        [ $((mode & 01000)) != 0 ] || refuse "$(relation "$1")can be changed by anybody"
+    case $form in
+    link) return ;;
+    open)
+        [ $((mode & 0171000)) = $((041000)) ] || refuse "$(relation "$1")can be changed by anybody"
         shared=open
-    elif [ "$shared" != no ]; then
-        shared=yes
-        [ $((mode & 020)) = 0 ] || is_private_group "${group% *}" "$1" ||
+        ;;
+    closed)
+        [ "$shared" = no ] || shared=yes
+        [ "$shared" = no ] || [ $((mode & 020)) = 0 ] || is_private_group "${group% *}" "$1" ||
             refuse "$(relation "$1")can be changed by the group $(stat -c %G -- "$1")"
         [ "$owner" != 0 ] || [ "$me" = 0 ] || shared=no # others may have filled a folder of ours while it was open
-    fi
+        ;;
+    esac
+    around=$owner
 }
+refuse_owner() { refuse "$(relation "$1")belongs to $(owner_of "$1"), who can change its contents"; }
 
-# PATH: refuses a path that cannot be trusted. Its folders, its links and their targets must belong to root, to us or to
-# the Caffe root's owner, and nobody else may replace any of them: where others can write, the sticky bit must be set.
-# Afterwards, $way is the path without links, and $mode is empty if it did not exist.
+# PATH: refuses a path that cannot be trusted, by its folders, its links and their targets. A slash at its end says that it is on
+# the way to another. Afterwards, $way is the path without links, and $mode is empty if it did not exist.
 check_path() {
-    way='' links=0 shared=no mode='' whole=$1
+    way='' links=0 shared=no around='' mode='' whole=$1
     case $1 in /*) rest=$1 ;; *) rest=$PWD/$1 ;; esac
     while [ -n "$rest" ]; do
-        case $rest in .. | ../*) rest=${way%/*}/${rest#..} way='' shared=no mode='' ;; esac
+        case $rest in .. | ../*) rest=${way%/*}/${rest#..} way='' shared=no around='' mode='' ;; esac
         end=$way && set -- # the steps before the next `..`: one stat for all, since a process for each would be slow
         while [ -n "$rest" ] && step=${rest%%/*} && [ "$step" != .. ]; do
             rest=${rest#"$step"} rest=${rest#/}
             case $step in '' | .) ;; *) end=$end/$step && set -- "$@" "$end" ;; esac
         done
         seen=$(stat --printf '%n %u %g 0x%f/' -- "$@" / 2>/dev/null) # no record of a step that does not exist
+        top=${seen##*/ } && top=${top%% *} # who owns /
         for way in "$@"; do
             record=${seen#"$way "} mode=''
             if [ "$record" = "$seen" ]; then
                 [ "$reads$shared" = yesopen ] || continue # it could be anybody's once we read it
                 refuse "$(relation "$way")does not exist, and anybody could create it"
             fi
-            seen=${record#*/}
+            seen=${record#*/} last=no
+            case $way$rest in "$end") case $whole in */) ;; *) last=yes ;; esac ;; esac
             check_step "$way" "${record%%/*}"
             case $mode in 0xa???) ;; *) continue ;; esac
             [ $((links += 1)) -le 40 ] || refuse "$whole has too many levels of symbolic links"
             to=$(readlink -- "$way" && echo .) || refuse "$way cannot be examined"
             rest=${to%??}${end#"$way"}/$rest way=${way%/*} # the records behind the link were not of this path
-            case $to in /*) way='' shared=no ;; esac
+            case $to in /*) way='' shared=no around='' ;; esac
             continue 2
         done
         case $seen in "/ "*) ;; *) refuse "$end cannot be examined" ;; esac # stat did not get to its end
@@ -116,13 +145,14 @@ check_data() {
 }
 
 # PATH: refuses a file or folder that we only read or run, if another user could have put it there; for an LMDB, its files
-# too. liblmdb would create or open the target of a link named lock.mdb, so the folder's owner is not trusted with that.
+# too. liblmdb would create or open the target of a link named lock.mdb, so neither its owner nor who is named is trusted with that.
 check_read() {
     reads=yes
     if [ -d "$1" ]; then check_folder "$1"; else check_path "$1"; fi
     [ ! -f "$1/data.mdb" ] || check_data "$1/data.mdb"
-    reads=no
+    reads=no last=yes named=''
     [ ! -L "$1/lock.mdb" ] || check_step "$1/lock.mdb"
+    named=${CAFFE_RECIPES_TRUST-}
 }
 check_each() { for path in "$@"; do check_read "$path"; done; }
 
@@ -186,7 +216,7 @@ check_copy() {
 probe() {
     source=$1 source_bytes=$(size_of "$1") sees=0
     [ "$source_bytes" = "$2" ] && sees=1
-    exists "$data" || { check_source "$source"; answer "absent $(free_bytes "$folder") $sees $source_bytes"; }
+    exists "$data" || { check_ours; check_source "$source"; answer "absent $(free_bytes "$folder") $sees $source_bytes"; }
     check_copy
     answer "present $(stat -L -c %s -- "$data") $digest $source_bytes"
 }
@@ -197,8 +227,9 @@ make_folder() {
     message=$(mkdir -p -v -- "$folder" 2>&1) || refuse "cannot be created: ${message##*: }"
     new=$(printf '%s\n' "$message" | sed '/^$/d' | wc -l)
     check_folder "$folder"
-    [ "$(stat -L -c %u -- "$folder")" = "$me" ] || refuse "belongs to $(owner_of "$folder/")"
+    check_ours
 }
+check_ours() { ! exists "$folder" || [ "$(stat -L -c %u -- "$folder")" = "$me" ] || refuse "belongs to $(owner_of "$folder/")"; }
 
 # PART BYTES: creates the empty file to which a copy is written.
 make_part() {

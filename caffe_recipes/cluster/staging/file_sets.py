@@ -17,7 +17,6 @@ import json
 import os
 import posixpath
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,11 +27,14 @@ from typing import Any, Literal, NamedTuple
 
 from caffe_recipes.cluster.commands import COMMAND_S, Host
 from caffe_recipes.cluster.hosts import Answer, ask_all
-from caffe_recipes.cluster.remote import NodeRefusal, call_to_end, seconds_for, unreadable
+from caffe_recipes.cluster.remote import OTHER_FOLDER, NodeRefusal, call_to_end, seconds_for, unreadable
 from caffe_recipes.cluster.staging.relay import DATA, digest_of
 from caffe_recipes.errors import ClusterError, DataError, InputError
 from caffe_recipes.file_format import FORMAT
-from caffe_recipes.files import lock, private_cache, read_within, reading, write_cache_file
+from caffe_recipes.files.bounded_reads import read_within, reading
+from caffe_recipes.files.locks import lock
+from caffe_recipes.files.user_cache import private_cache, write_cache_file
+from caffe_recipes.trust import is_as_safe_as_its_folder
 from caffe_recipes.wording import describe_count
 
 # Each file is an argument of the command, and the system limits their total length.
@@ -52,7 +54,6 @@ _ANSWERS = {
     "commit": "done",
 }
 _CLEANED = re.compile(rf"(kept) (.+)|(cleaned) ({_BYTES})|nothing")
-_HINT = "ask its owner to remove it, or stage to another folder"
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class FileSet:
         Checking a thousand files one by one takes seconds. An LMDB's file is checked with its folder.
         """
         paths = [file.source.data for file in (() if self.lmdb else self._all)]
-        apart = [path for path in paths if path.parent != self.source or not _is_as_safe_as_its_folder(path)]
+        apart = [path for path in paths if path.parent != self.source or not is_as_safe_as_its_folder(path)]
         return [str(self.source), *map(str, apart)]
 
     @property
@@ -149,18 +150,6 @@ class FileSet:
         """Return the set of an LMDB with its digest."""
         wanted = {host: [replace(file, digest=digest) for file in each] for host, each in self.wanted.items()}
         return replace(self, wanted=wanted)
-
-
-def _is_as_safe_as_its_folder(path: Path) -> bool:
-    """Return whether only those who can change its folder can change a file that is not a link."""
-    try:
-        file, folder = path.lstat(), path.parent.stat()
-    except OSError:
-        return False
-    is_plain = stat.S_ISREG(file.st_mode) and not file.st_mode & stat.S_IWOTH
-    by_group = bool(file.st_mode & stat.S_IWGRP)
-    is_as_folder = bool(folder.st_mode & stat.S_IWGRP) and file.st_gid == folder.st_gid
-    return is_plain and (not by_group or is_as_folder) and file.st_uid in (0, os.geteuid(), folder.st_uid)
 
 
 def lmdb_set(lmdb: str, folder: Path, hosts: Iterable[str], root: Path = Path("/")) -> FileSet:
@@ -295,7 +284,7 @@ def ask_files(
             kind, _, reason = record.partition(" ")
             if kind == "refused":
                 what = reason.strip() if files.lmdb else f"{file.name}: {reason.strip()}"
-                raise NodeRefusal(host.name, what, _HINT, files.folder)
+                raise NodeRefusal(host.name, what, OTHER_FOLDER, files.folder)
             if not re.fullmatch(_ANSWERS[verb], record):
                 raise unreadable(host.name, verb, record, files.folder)
             answers.append(record.split())
@@ -328,7 +317,7 @@ def _call(
     host: Host, verb: str, folder: str, root: Path, *words: str, limit_s: float = COMMAND_S
 ) -> list[str]:
     words = (folder, str(root), *words)
-    return call_to_end(host, "node", verb, *words, timeout_s=limit_s, place=folder, hint=_HINT)
+    return call_to_end(host, "node", verb, *words, timeout_s=limit_s, place=folder, hint=OTHER_FOLDER)
 
 
 # A file modified more recently may be written again without a change of its mtime, which has a coarse clock.

@@ -44,7 +44,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from caffe_recipes.file_format import FORMAT
-from caffe_recipes.files import try_lock, wait_until_read
+from caffe_recipes.files.locks import try_lock
+from caffe_recipes.files.pipes import wait_until_read
+from caffe_recipes.trust import find_other_writer
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
@@ -231,10 +233,8 @@ class Landing:
 
 
 def _check_ours(status: os.stat_result, what: str) -> None:
-    if status.st_uid != os.geteuid():
-        raise OSError(f"{what} belongs to user {status.st_uid}")
-    if status.st_mode & stat.S_IWOTH:
-        raise OSError(f"other users can write to {what}")
+    if why := find_other_writer(status):
+        raise OSError(f"{what} cannot be trusted: {why}")
 
 
 def _lock(file: int) -> None:

@@ -49,7 +49,7 @@ from caffe_recipes.cluster.staging.transfers import (
     send_by_sbcast,
     send_to_each,
 )
-from caffe_recipes.files import cache_folder
+from caffe_recipes.files.user_cache import cache_folder
 from caffe_recipes.wording import describe_count
 
 _ONE_FILE = "sends the same files to every host, but each host needs different ones"

@@ -30,7 +30,7 @@ from caffe_recipes.caffe.dialects.convert import convert_nets
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, decode_prototxt
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
-from caffe_recipes.files import read_bytes
+from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.limits import MOST_COMPARED_FILES, MOST_GIT_S, hint_at_limit
 from caffe_recipes.limits import limit as bound
 from caffe_recipes.quoting import real_path, refuse_foreign_link

@@ -22,7 +22,7 @@ from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.profiles import check_partition, shipped_profiles
 from caffe_recipes.errors import InputError, hint_for
-from caffe_recipes.files import open_file, read_within
+from caffe_recipes.files.bounded_reads import open_file, read_within
 from caffe_recipes.recipe.accuracy import find_target
 from caffe_recipes.recipe.estimate import estimate_recipe
 from caffe_recipes.recipe.pace import (

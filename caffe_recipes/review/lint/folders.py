@@ -15,7 +15,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
-from caffe_recipes.files import open_file, read_bytes
+from caffe_recipes.files.bounded_reads import open_file, read_bytes
 from caffe_recipes.limits import MOST_LINTED_FILES, MOST_SCRIPT_BYTES, MOST_SCRIPT_LINES
 from caffe_recipes.quoting import hiding_foreign_text, is_quotable, refuse_foreign_names
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES

@@ -24,7 +24,7 @@ from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
 from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import DataError, PrototxtError
-from caffe_recipes.files import open_file
+from caffe_recipes.files.bounded_reads import open_file
 from caffe_recipes.limits import limit
 from caffe_recipes.quoting import Home, hiding_foreign_text, real_path, refuse_foreign_names
 from caffe_recipes.render.headers import MARK

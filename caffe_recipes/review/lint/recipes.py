@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.config import Location, write_key
-from caffe_recipes.files import read_bytes
+from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.recipe.graph import model_epochs, total_epochs
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.recipe.source import load_recipe, locate_keys

@@ -21,13 +21,14 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.remote import call_to_end, unreadable
 from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.file_format import take_format
-from caffe_recipes.files import open_file, too_large
+from caffe_recipes.files.bounded_reads import open_file, too_large
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, parse_run_name, sort_runs, thaw_recipe
 from caffe_recipes.run.journal import JOURNAL
+from caffe_recipes.trust import is_own
 from caffe_recipes.wording import did_you_mean
 
 
@@ -127,7 +128,7 @@ class LocalFiles:
     def is_own(self, path: str) -> bool:
         """Return whether a file belongs to this user or to root."""
         try:
-            return Path(path).stat().st_uid in (0, os.geteuid())
+            return is_own(Path(path).stat().st_uid)
         except OSError:
             return False
 

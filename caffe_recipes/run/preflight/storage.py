@@ -26,15 +26,17 @@ from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import DIGEST_S, LocalHost, ask_all, file_bytes, file_digest
-from caffe_recipes.cluster.staging.file_sets import lmdb_set
+from caffe_recipes.cluster.remote import OTHER_FOLDER, check_trust, own_file_stamp
+from caffe_recipes.cluster.staging.file_sets import FileSet, lmdb_set
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.data import digits
 from caffe_recipes.data.tfrecords import records_manifest_path
-from caffe_recipes.errors import DataError, InputError
-from caffe_recipes.files import is_changed_by_group, reading
+from caffe_recipes.errors import DataError, HostFailed, InputError
+from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import check_own_net, find_differences, generate
+from caffe_recipes.run.context import Setting
 from caffe_recipes.run.events import describe_run_command
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
@@ -51,6 +53,7 @@ from caffe_recipes.run.staging import (
 )
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.tensorflow.run import Records
+from caffe_recipes.trust import is_changed_by_group
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, plural
 
@@ -483,7 +486,20 @@ def check_snapshots(view: NodeView) -> list[CheckResult]:
     if facts is None:
         return view.skip_unreachable("snapshots", [view.setting.hosts[0].name])
     shown = ", ".join(view.setting.show(path) for path in snapshot_folders(view.setting, view.plan))
-    return as_findings("snapshots", judge_snapshots(view, facts), f"{facts.host}: in {shown}")
+    problems = judge_snapshots(view, facts) or _find_unsafe(view, facts.host)
+    return as_findings("snapshots", problems, f"{facts.host}: in {shown}")
+
+
+def _find_unsafe(view: NodeView, name: str) -> list[HostProblem]:
+    """Return the folders of snapshots on a host in which a run would not trust a snapshot."""
+    host = next(host for host in view.hosts if host.name == name)
+    problems = []
+    for folder in snapshot_folders(view.setting, view.plan):
+        try:
+            own_file_stamp(host, f"{folder}/.caffe-recipes", view.setting.root)
+        except HostFailed as error:
+            problems.append(HostProblem(name, error.what, error.hint, folder))
+    return problems
 
 
 def judge_snapshots(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
@@ -641,10 +657,24 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
     sets = setting.trainer.data.file_sets(setting.root, [host.name for host in setting.hosts], source)
     for each in sets:
         check_source_access(setting.root, each.read_paths)
+    if problems := [problem for each in sets for problem in _find_unusable(setting, each)]:
+        return as_findings(_TRAIN, problems)
     files = sum(len(each) for each in sets[0].wanted.values())
     shown = f"{setting.show(source)}: {data.images:,} images in {describe_count(data.files, 'file')}"
     hosts = describe_count(len(sets[0].wanted), "host")
     return [CheckResult(_TRAIN, f"{shown}; {files} to be staged on {hosts} where missing")]
+
+
+def _find_unusable(setting: Setting, files: FileSet) -> list[HostProblem]:
+    """Return the hosts on which another user could exchange the records that are to be staged there."""
+    words, hosts = (
+        (files.folder, str(setting.root)),
+        [one for one in setting.hosts if one.name in files.wanted],
+    )
+    answers = ask_all(
+        hosts, lambda host: check_trust(host, "trust", *words, hint=OTHER_FOLDER), _ASK_RECORDS_S
+    )
+    return [as_problem(answer.host.name, answer.error) for answer in answers if answer.error]
 
 
 def check_test_records(view: NodeView) -> list[CheckResult]:

@@ -45,6 +45,7 @@ def test_before_a_branch_it_is_fetched_again(graph: FaultyChain) -> None:
     graph.check_finished()
 
 
+@pytest.mark.promise("what changed in transit is not used")
 def test_without_a_whole_copy_the_run_fails_and_trains_nothing_from_it(chain: FaultyChain) -> None:
     run = chain.start_amid("cyc1", "--on-failure", "retry")
     kept = chain.run_folder / "snapshots/init_iter_8.caffemodel"

@@ -157,6 +157,7 @@ def test_a_stamp_of_another_format_counts_as_absent(lmdb: Path, text: str) -> No
     assert probe_node(HOST, str(lmdb), "/none", 7).digest is not None
 
 
+@pytest.mark.promise("what changed in transit is not used")
 @pytest.mark.parametrize(
     ("content", "reason"), [(b"record", "6 of 7 bytes arrived"), (b"recordS", "digest of the copy differs")]
 )
@@ -313,6 +314,8 @@ def test_in_any_shell_a_path_is_trusted_alike(tmp_path: Path, shell: list[str]) 
         assert message in call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path), path
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
+@pytest.mark.promise("a colleague's folder is used")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play other users")
 def test_every_shell_trusts_a_colleague_below_a_root_owned_folder_in_a_shared_folder(
     tmp_path: Path, shell: list[str]
@@ -340,6 +343,7 @@ def test_every_shell_trusts_a_colleague_below_a_root_owned_folder_in_a_shared_fo
     assert "users, which can be changed by the group" in judge("users/bob", 1234)
 
 
+@pytest.mark.promise("a check cannot be evaded")
 def test_what_is_read_must_exist_where_anybody_could_create_it(tmp_path: Path, shell: list[str]) -> None:
     """Another user can hide his folder by renaming it while we check, and show it again before we read."""
     for name in ("shared/ours", "private"):
@@ -361,6 +365,7 @@ def test_what_is_read_must_exist_where_anybody_could_create_it(tmp_path: Path, s
         assert judge(path) == "trusted", path
 
 
+@pytest.mark.promise("a check cannot be evaded")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play other users")
 def test_a_source_that_its_owner_makes_unreadable_during_the_check_is_refused() -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -437,6 +442,7 @@ def test_the_owner_of_the_caffe_root_is_trusted_wherever_we_were_started(
     assert kinds == {"root": "absent", "elsewhere": "refused"}
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
 @pytest.mark.parametrize("what", ["data.mdb", "source", "link"])
 def test_a_node_takes_nothing_from_a_source_that_another_user_could_have_put_there(

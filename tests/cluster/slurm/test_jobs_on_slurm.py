@@ -102,6 +102,7 @@ def test_a_job_is_found_while_it_waits_and_runs_and_after_its_end(site: Site) ->
     assert describe_state(site.find(blocking)) == "was cancelled"
 
 
+@pytest.mark.promise("only our own jobs are ours")
 def test_a_job_of_another_user_is_not_found_by_its_name(site: Site) -> None:
     nobody = ["env", "--chdir=/", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     theirs = ["sbatch", "--hold", "--parsable", "--job-name=same", "--chdir=/tmp", "--wrap=exit 0"]

@@ -98,6 +98,7 @@ def test_names_are_matched_exactly(recorded: Recorded) -> None:
     assert find_jobs(slurm.host, names=["chain"]) == ()
 
 
+@pytest.mark.promise("only our own jobs are ours")
 @pytest.mark.parametrize("name", ["chain", "a,b"])
 @pytest.mark.parametrize("where", ["squeue", "sacct"])
 def test_another_users_job_of_that_name_is_not_ours(name: str, where: str) -> None:

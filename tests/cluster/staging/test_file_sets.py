@@ -245,6 +245,7 @@ def test_a_folder_that_others_can_write_to_is_refused(place: Place) -> None:
     assert host.names() == []
 
 
+@pytest.mark.promise("what changed in transit is not used")
 @pytest.mark.parametrize("how", ["copy", "ssh"])
 def test_a_source_that_differs_from_its_manifest_is_never_put_in_place(place: Place, how: How) -> None:
     (place.files.source / NAMES[2]).write_bytes(bytes(1002))
@@ -346,6 +347,7 @@ def test_two_stagings_to_one_folder_do_not_interfere(place: Place) -> None:
         place.stage()
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
 def test_a_host_takes_no_file_of_another_user(place: Place) -> None:
     os.chown(place.files.source / NAMES[1], 65534, 65534)
@@ -356,6 +358,7 @@ def test_a_host_takes_no_file_of_another_user(place: Place) -> None:
     assert place.hosts[1].names() == []
 
 
+@pytest.mark.promise("an invalid answer is never trust")
 @pytest.mark.parametrize(
     ("verb", "answers"),
     [

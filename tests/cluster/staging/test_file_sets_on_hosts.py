@@ -178,6 +178,7 @@ def test_a_killed_staging_is_resumed_with_the_files_that_are_missing(records: Re
     assert "part-" not in records.on("node1", f"ls -A {FOLDER}")
 
 
+@pytest.mark.promise("snapshots and staged copies are ours alone")
 def test_paths_occupied_by_another_user_are_refused_and_not_touched(records: Records) -> None:
     records.on("node2", f"mkdir -p /tmp/a; mkdir -m 755 {FOLDER}; chown nobody /tmp/a {FOLDER}")
     before = records.on("node2", "find /tmp -printf '%p %u %m %l %T@\\n' | sort")

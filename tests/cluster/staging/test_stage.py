@@ -161,6 +161,7 @@ def test_a_copy_that_somebody_else_made_is_hashed_once_as_long_as_it_does_not_ch
     assert hashed.read_text() == "n1\nn1\n"
 
 
+@pytest.mark.promise("no data of others is used in a shared folder")
 def test_cache_entries_that_others_could_have_planted_are_not_trusted(world: World) -> None:
     lmdb, cache = world.hosts[1].lmdb, world.source.parent / "cache"
     lmdb.mkdir()

@@ -368,6 +368,7 @@ class SeenImport(MetaPathFinder, Loader):
         raise ImportSeen(Path.cwd())
 
 
+@pytest.mark.promise("nothing is imported from the current folder")
 @pytest.mark.parametrize("words", COMMANDS[2:], ids=lambda words: words[0])
 def test_the_settings_of_matplotlib_in_the_current_folder_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]

@@ -66,6 +66,7 @@ def wait_for(path: Path, text: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 def test_no_process_is_stopped_that_another_user_could_have_named(place: Place) -> None:
     with subprocess.Popen(["sleep", "60"]) as victim:
         write_run(place.root, place.recipe, started(pid=victim.pid), launched())

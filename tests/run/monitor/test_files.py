@@ -71,6 +71,7 @@ def test_a_missing_file_is_read_as_none(files: RunFiles, tmp_path: Path) -> None
     assert snapshot.pieces == (None, None)
 
 
+@pytest.mark.promise("hostile files cost no more than their limit")
 def test_a_large_recipe_of_a_run_is_refused(
     files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +172,7 @@ def test_no_log_is_opened_through_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "profile").exists()
 
 
+@pytest.mark.promise("hostile files cost no more than their limit")
 def test_a_host_sends_no_more_of_a_file_than_is_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: RunFiles
 ) -> None:

@@ -410,6 +410,7 @@ def test_a_run_that_cannot_be_watched_is_one_line_with_its_exit_code(place: Plac
         assert done.stderr.startswith("Error: ")
 
 
+@pytest.mark.promise("another user's journal leads nowhere")
 def test_a_state_that_was_shown_does_not_change_and_only_branches_of_the_recipe_are_followed(
     place: Place,
 ) -> None:

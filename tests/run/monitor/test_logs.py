@@ -169,6 +169,7 @@ def test_the_output_file_of_a_job_is_the_one_its_script_names(place: Place, run:
     assert reader.log == b"module: not found\n"
 
 
+@pytest.mark.promise("another user's journal leads nowhere")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 @pytest.mark.parametrize("on", [None, "localhost"])
 def test_a_journal_of_another_user_names_no_file_of_ours_as_output(place: Place, on: str | None) -> None:
@@ -189,6 +190,7 @@ def test_a_journal_of_another_user_names_no_file_of_ours_as_output(place: Place,
     assert reader.log == b"secret\nloss\n"
 
 
+@pytest.mark.promise("no other file of yours is quoted")
 @pytest.mark.parametrize("on", [None, "localhost"])
 @pytest.mark.parametrize("link", ["logs/cyc1-1.log", "logs"])
 def test_a_link_in_a_run_shows_no_file_of_ours(place: Place, on: str | None, link: str) -> None:

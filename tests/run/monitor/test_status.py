@@ -289,6 +289,7 @@ def test_an_interrupted_run_gives_the_command_that_resumes_it_once(place: Place)
     )
 
 
+@pytest.mark.promise("another user's journal leads nowhere")
 def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
     (write_run(place.root, place.recipe, *WHOLE) / "recipe.json").write_text("{")
     write_run(place.root, place.recipe, *WHOLE, number=2)
@@ -351,6 +352,7 @@ def test_submissions_that_cannot_be_read_hide_no_run(
     assert len(status_table(statuses, NOW_S)) == 3
 
 
+@pytest.mark.promise("another user's journal leads nowhere")
 @pytest.mark.parametrize(
     ("event", "field", "value"),
     [
@@ -376,6 +378,7 @@ def test_an_impossible_number_in_a_journal_counts_as_damage(
     assert "is not a journal line" in summarize_status(first)
 
 
+@pytest.mark.promise("another user's journal leads nowhere")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_no_connection_is_made_to_a_host_that_another_user_s_journal_names(place: Place) -> None:
     folder, asked = write_run(place.root, place.recipe, started(host="other"), launched()), list[str]()

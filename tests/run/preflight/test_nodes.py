@@ -143,6 +143,7 @@ def test_a_failure_of_a_jump_host_is_not_attributed_to_the_host() -> None:
     assert (own.message, over.message) == ("c1:/tmp: is full; make room", "c1:gate: its host key is revoked")
 
 
+@pytest.mark.promise("snapshots and staged copies are ours alone")
 def test_at_most_a_hundred_files_of_others_are_listed(tmp_path: Path) -> None:
     for number in range(3000):
         (tmp_path / f"a_iter_{number}.caffemodel").symlink_to("/nowhere")

@@ -161,6 +161,7 @@ def test_the_folder_of_snapshots_must_be_ours_to_write(look: NodeView, folder: F
     assert expected in found[0].message
 
 
+@pytest.mark.promise("snapshots and staged copies are ours alone")
 def test_too_many_files_of_others_to_check_are_a_separate_problem(look: NodeView) -> None:
     stray = Stray("more", "mallory", f"{look.setting.root}/tmp/small_init_iter_*")
     (found,) = check_snapshots(changed(look, strays=(stray,)))

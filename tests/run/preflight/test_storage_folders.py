@@ -46,6 +46,7 @@ def test_a_root_that_is_read_only_is_named_once(look: NodeView, place: Place) ->
     )
 
 
+@pytest.mark.promise("a colleague's folder is used")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another group")
 def test_a_group_writable_root_is_a_single_warning(look: NodeView, place: Place) -> None:
     os.chown(place.root, 0, 54321)

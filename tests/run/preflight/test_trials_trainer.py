@@ -122,6 +122,7 @@ def test_a_trial_answer_with_too_many_digits_is_not_parsed() -> None:
     assert parse_places(f"caffe-recipes: rank {'9' * 5000} on n1\n") == {}
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 @pytest.mark.parametrize("by_link", [False, True])
 def test_on_a_host_where_others_can_change_the_weights_nothing_is_tried(

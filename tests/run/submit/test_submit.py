@@ -86,6 +86,7 @@ def test_a_job_whose_sbatch_did_not_answer_is_looked_up_by_name(desk: Desk) -> N
     assert (job.job_id, desk.paused) == (12, [1.0])
 
 
+@pytest.mark.promise("only our own jobs are ours")
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_another_users_job_of_that_name_is_never_recorded_as_ours(desk: Desk, is_taken: bool) -> None:
     real = desk.slurm._sbatch
@@ -549,6 +550,7 @@ def test_a_dry_run_shows_commands_and_scripts_and_writes_nothing(desk: Desk) -> 
     assert (desk.files(), desk.slurm.calls) == (before, [])
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_no_script_is_submitted_that_another_user_can_exchange(desk: Desk, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
@@ -562,6 +564,7 @@ def test_no_script_is_submitted_that_another_user_can_exchange(desk: Desk, tmp_p
     assert desk.slurm.submitted() == []
 
 
+@pytest.mark.promise("nothing is run or obeyed that others could change")
 def test_nothing_is_submitted_from_a_root_where_another_user_can_put_journals(desk: Desk) -> None:
     victim = desk.root.parent / "profile"
     victim.write_text("mine")

@@ -2,68 +2,24 @@
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
-import select
-import socket
-import struct
 import subprocess
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from caffe_recipes.files import (
-    UntrustedPathError,
+from caffe_recipes.files.atomic_writes import (
     check_replaceable,
-    check_trusted,
-    is_changed_by_group,
-    lock,
     make_own_folder,
     make_parents,
     name_beside,
-    private_cache,
-    read_from,
-    release,
-    render_unified,
-    reserve,
-    wait_until_read,
     write_whole,
 )
-
-STRANGER = 54321
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
-
-
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """Make a folder as /tmp is, and the user's own file beside it, which an attacker is after."""
-    (tmp_path / "profile").write_text("mine")
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "tmp").chmod(0o1777)
-    return tmp_path / "tmp"
-
-
-def plant(link: Path, to: Path, owner: int = STRANGER) -> Path:
-    link.symlink_to(to)
-    os.chown(link, owner, owner, follow_symlinks=False)
-    return link
-
-
-def give_access(folder: Path, user: int) -> None:
-    """Let a user write in a folder by an access control list; skip the test where these are unsupported."""
-    entries = ((1, 7, -1), (2, 7, user), (4, 0, -1), (0x10, 7, -1), (0x20, 0, -1))
-    rights = b"".join(struct.pack("<HHI", *entry[:2], entry[2] & 0xFFFFFFFF) for entry in entries)
-    try:
-        os.setxattr(folder, "system.posix_acl_access", struct.pack("<I", 2) + rights)
-    except OSError:
-        pytest.skip("this file system has no access control lists")
+from caffe_recipes.files.user_cache import private_cache
+from caffe_recipes.trust import is_changed_by_group
+from tests.trust_cases import STRANGER, as_root, give_access, plant
 
 
 def test_files_are_written_or_replaced(tmp_path: Path) -> None:
@@ -156,6 +112,7 @@ def test_the_temporary_file_is_hidden_in_the_same_folder_and_unpredictable() -> 
     assert not any(name_beside(Path("b")).name.endswith(str(os.getpid())) for _ in range(10))
 
 
+@pytest.mark.promise("nothing is written through planted links")
 @as_root
 @pytest.mark.parametrize("write", [lambda path: write_whole({path: b"theirs"}), check_replaceable])
 def test_a_link_that_another_user_planted_is_not_written_through(
@@ -179,6 +136,7 @@ def test_a_planted_link_to_nothing_makes_no_file(shared: Path) -> None:
     assert not (shared.parent / "new").exists()
 
 
+@pytest.mark.promise("nothing is written through planted links")
 @as_root
 def test_a_folder_is_not_reached_through_a_planted_link(shared: Path) -> None:
     (shared.parent / "home").mkdir()
@@ -214,6 +172,7 @@ def test_an_own_link_is_followed_where_only_its_owner_can_exchange_it(shared: Pa
     assert (shared.parent / "profile").read_bytes() == b"new"
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 def test_within_a_shared_folder_one_where_anybody_can_exchange_files_is_refused(shared: Path) -> None:
     (shared / "open").mkdir()
     (shared / "open").chmod(0o777)
@@ -222,6 +181,7 @@ def test_within_a_shared_folder_one_where_anybody_can_exchange_files_is_refused(
     assert list((shared / "open").iterdir()) == []
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 @as_root
 @pytest.mark.parametrize("mode", [0o1777, 0o755])
 def test_no_file_is_put_where_the_owner_of_a_shared_folder_can_exchange_it(shared: Path, mode: int) -> None:
@@ -239,6 +199,7 @@ def test_no_file_is_put_where_the_owner_of_a_shared_folder_can_exchange_it(share
     assert [path.name for path in theirs.rglob("*")] == ["mine"]
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 @as_root
 def test_the_owner_of_a_folder_that_anybody_can_write_to_is_not_trusted(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
@@ -257,27 +218,7 @@ def test_a_folder_of_a_colleague_outside_of_shared_folders_is_used(tmp_path: Pat
     make_own_folder(tmp_path / "project" / "mine" / "lmdb")
 
 
-@as_root
-@pytest.mark.parametrize("user", [0, 1234])
-def test_a_colleague_is_trusted_below_a_root_owned_folder_in_a_shared_folder(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, user: int
-) -> None:
-    """As in `node.sh`: tests/cluster/sh/test_node.py has the same folders."""
-    for name, owner in {"users": 0, "users/bob": STRANGER, "users/team": 0, "eve": STRANGER}.items():
-        (shared / name).mkdir()
-        os.chown(shared / name, owner, STRANGER)
-    (shared / "users/team").chmod(0o775)
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    for path in ("users", "users/bob", "users/team", "users/../users/bob"):
-        check_trusted(shared / path / "file")
-    for path in ("eve", "users/../eve", "users/bob/../../eve"):
-        with pytest.raises(UntrustedPathError, match=f"belongs to user {STRANGER}"):
-            check_trusted(shared / path / "file")
-    (shared / "users").chmod(0o775)  # its group is not the user's own
-    with pytest.raises(UntrustedPathError, match="a group can replace files in its folder"):
-        check_trusted(shared / "users/bob/file")
-
-
+@pytest.mark.promise("a colleague's folder is used")
 @as_root
 def test_in_a_container_that_does_not_map_root_its_shared_folder_is_used(shared: Path) -> None:
     """There /tmp seems to belong to nobody, as does what any other user made in it."""
@@ -286,7 +227,8 @@ def test_in_a_container_that_does_not_map_root_its_shared_folder_is_used(shared:
         os.chown(folder, STRANGER, STRANGER)
         folder.chmod(0o1777)
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom caffe_recipes.files import write_whole\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from caffe_recipes.files.atomic_writes import write_whole\n"
         "for name in ('file', 'theirs/file'):\n"
         "    try: write_whole({Path(sys.argv[1], name): b'new'})\n"
         "    except PermissionError as error: print(error.strerror)\n"
@@ -299,6 +241,7 @@ def test_in_a_container_that_does_not_map_root_its_shared_folder_is_used(shared:
     assert [path.name for path in sorted(shared.rglob("*"))] == ["file", "theirs"]
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 @as_root
 @pytest.mark.parametrize("owner", [0, STRANGER])
 def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
@@ -319,19 +262,7 @@ def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
                 write_whole({shared / "project" / "file": b"new"})
 
 
-def test_a_group_of_the_user_s_name_with_other_members_is_not_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own").chmod(0o775)
-    own = pwd.getpwuid(os.geteuid())
-    os.chown(tmp_path / "own", -1, own.pw_gid)
-    for members, is_shared in (([], False), ([own.pw_name], False), ([own.pw_name, "colleague"], True)):
-        group = grp.struct_group((own.pw_name, "x", own.pw_gid, members))
-        monkeypatch.setattr(grp, "getgrgid", lambda number, group=group: group)
-        assert is_changed_by_group(tmp_path / "own") == is_shared
-
-
+@pytest.mark.promise("no file is put where others could exchange it")
 def test_users_in_an_access_control_list_count_like_a_group(tmp_path: Path, shared: Path) -> None:
     for folder in (tmp_path / "own", shared / "own"):
         folder.mkdir(mode=0o700)
@@ -366,6 +297,7 @@ def test_two_dots_and_relative_links_lead_where_the_kernel_leads(
     assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["near", "one"]
 
 
+@pytest.mark.promise("our files are open to nobody else")
 @as_root
 def test_a_planted_file_does_not_open_ours_by_its_mode(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("theirs")
@@ -379,6 +311,7 @@ def test_a_planted_file_does_not_open_ours_by_its_mode(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.promise("no file is put where others could exchange it")
 @as_root
 def test_no_lmdb_is_built_in_a_folder_that_another_user_made(shared: Path) -> None:
     made = shared / ".lmdb.partial"
@@ -396,91 +329,6 @@ def test_no_lmdb_is_built_in_a_folder_that_another_user_made(shared: Path) -> No
         make_own_folder(plant(made, shared.parent))
 
 
-def test_a_diff_marks_missing_files_and_missing_line_feeds() -> None:
-    assert render_unified("n", None, "a").startswith(
-        "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+a\n\\ No newline"
-    )
-    assert render_unified("n", "a\x0cb\n", "a\x0cb\n") == ""
-
-
-def test_a_lock_has_one_holder_and_is_free_afterwards(tmp_path: Path) -> None:
-    busy = RuntimeError("busy")
-    with lock(tmp_path / "lock", busy):
-        with pytest.raises(RuntimeError, match="busy"), lock(tmp_path / "lock", busy):
-            pass
-        assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
-    with lock(tmp_path / "lock", busy):
-        pass
-
-
-def test_a_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "lock").symlink_to(tmp_path / "other")
-
-    with pytest.raises(OSError, match="symbolic links"), lock(tmp_path / "lock", RuntimeError()):
-        pass
-
-    assert not (tmp_path / "other").exists()
-
-
-@as_root
-def test_a_lock_of_another_user_is_refused_where_its_owner_could_hold_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lock").touch()
-    os.chown(tmp_path / "lock", STRANGER, STRANGER)
-    monkeypatch.setattr(os, "geteuid", lambda: 1)
-
-    with pytest.raises(PermissionError, match="another user"), lock(tmp_path / "lock", RuntimeError()):
-        pass
-
-
-@pytest.mark.parametrize("make", [os.pipe, lambda: tuple(end.detach() for end in socket.socketpair())])
-def test_writing_to_a_pipe_waits_until_it_is_read(
-    make: Callable[[], tuple[int, int]],
-) -> None:
-    out, into = make()
-    os.write(into, b"why" * 1000)
-    left: list[int] = []
-
-    def wait() -> None:
-        wait_until_read(into)
-        left.append(len(os.read(out, 3000)) if select.select([out], [], [], 0)[0] else 0)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    waiting.join(0.05)  # one that does not wait has read it all by now
-    read = os.read(out, 3000) if waiting.is_alive() else b""
-    waiting.join()
-    assert (read, left) == (b"why" * 1000, [0])
-    os.close(out)
-    os.close(into)
-
-
-def test_a_file_and_a_pipe_without_a_reader_are_not_waited_for(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w+") as file:
-        file.write("why")
-        file.seek(0)
-        wait_until_read(file.fileno())
-    out, into = os.pipe()
-    os.write(into, b"why")
-    os.close(out)
-    before = time.monotonic()
-    wait_until_read(into, 3600)
-    assert time.monotonic() - before < 3600
-    os.close(into)
-
-
-def test_space_is_reserved_after_a_file_and_released(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(b"line\n")
-    assert not reserve(log, 1 << 20)
-    if log.stat().st_blocks * 512 >= 1 << 20:  # not every file system reserves
-        release(log)
-        assert log.stat().st_blocks * 512 < 1 << 20
-    assert log.read_bytes() == b"line\n"
-    assert not reserve(tmp_path / "none", 1 << 20)
-
-
 def test_missing_parents_are_created_and_a_file_among_them_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,89 +341,3 @@ def test_missing_parents_are_created_and_a_file_among_them_is_refused(
     Path("file").touch()
     with pytest.raises(NotADirectoryError):
         make_parents(Path("file/b/c"))
-
-
-@as_root
-def test_what_is_run_is_read_where_only_trusted_users_could_have_put_it(
-    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `check_read` in `node.sh` decides."""
-    for folder, owner in {"tmp/users": 0, "tmp/users/bob": STRANGER, "project": STRANGER}.items():
-        (tmp_path / folder).mkdir()
-        os.chown(tmp_path / folder, owner, owner)
-        (tmp_path / folder / "theirs").write_bytes(b"recipe")
-        os.chown(tmp_path / folder / "theirs", STRANGER, STRANGER)
-    (shared / "mine").write_bytes(b"recipe")
-    (shared / "link").symlink_to("users/bob/../bob/theirs")
-    monkeypatch.setattr(os, "geteuid", lambda: 1234)
-    for path in ("project/theirs", "tmp/users/theirs", "tmp/users/bob/theirs", "tmp/mine", "tmp/link"):
-        assert read_from(tmp_path / path, 100, ()) == b"recipe"
-
-
-@as_root
-def test_what_is_run_is_not_read_where_another_user_could_have_put_it(tmp_path: Path, shared: Path) -> None:
-    for folder, owner in {"own": 0, "eve": STRANGER}.items():
-        (shared / folder).mkdir()
-        (shared / folder / "file").write_bytes(b"recipe")
-        for path in (shared / folder, shared / folder / "file"):
-            os.chown(path, owner if path.name == folder else STRANGER, owner)
-    plant(shared / "link", tmp_path / "profile")
-    os.mkfifo(shared / "pipe")
-    os.chown(shared / "pipe", STRANGER, STRANGER)
-    (shared / "open").touch()
-    (shared / "open").chmod(0o666)
-    (tmp_path / "free").mkdir()
-    (tmp_path / "free/file").touch()
-    (tmp_path / "free").chmod(0o777)
-    for name, why in {
-        "tmp/own/file": f"it belongs to user {STRANGER}",
-        "tmp/eve/file": f"its folder {shared}/eve belongs to user {STRANGER}",
-        "tmp/link": f"is a symbolic link of user {STRANGER}",
-        "tmp/pipe": f"it belongs to user {STRANGER}",
-        "tmp/open": "it can be changed by anybody",
-        "free/file": f"its folder {tmp_path}/free can be changed by anybody",
-    }.items():
-        with pytest.raises(UntrustedPathError, match=why):
-            read_from(tmp_path / name, 100, ())
-    assert read_from(shared / "eve/file", 100, (STRANGER,)) == b"recipe"
-
-
-def test_what_is_run_is_read_from_an_own_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(b"named"))
-    writer.start()
-    assert read_from(tmp_path / "pipe", 100, ()) == b"named"
-    writer.join()
-    reader, end = os.pipe()
-    (tmp_path / "link").symlink_to(f"/dev/fd/{reader}")
-    for path in (Path(f"/dev/fd/{reader}"), tmp_path / "link"):
-        os.write(end, b"unnamed")
-        assert read_from(path, 7, ()) == b"unnamed"
-    os.close(reader)
-    os.close(end)
-
-
-def test_what_is_run_is_read_from_a_here_document() -> None:
-    with tempfile.TemporaryFile() as removed:
-        removed.write(b"here")
-        removed.seek(0)
-        assert read_from(Path(f"/proc/self/fd/{removed.fileno()}"), 100, ()) == b"here"
-
-
-@as_root
-def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (shared / "theirs").write_bytes(b"theirs")
-    os.chown(shared / "theirs", STRANGER, STRANGER)
-    (shared / "own").write_bytes(b"own")
-    stat = os.stat
-
-    def exchange(path: str, **options: Any) -> os.stat_result:  # noqa: ANN401
-        if path == "theirs":
-            (shared / "own").rename(shared / "theirs")
-        return stat(path, **options)
-
-    monkeypatch.setattr(os, "stat", exchange)
-    with pytest.raises(UntrustedPathError, match="it was exchanged while it was opened"):
-        read_from(shared / "theirs", 100, ())

@@ -1,0 +1,1 @@
+../caffe_recipes/trust.py
