@@ -102,6 +102,12 @@ def test_a_message_of_srun_names_the_host_and_what_ended_the_rank() -> None:
     assert cause_of("srun: error: node2: task 3: Exited with exit code 1") == ""
 
 
+def test_what_srun_reports_of_each_rank_precedes_what_hydra_finds() -> None:
+    ends = read(*hydra(11), "srun: error: node3: task 3: Killed")
+    assert ends.cause == "node3: rank 3 was killed by signal 9 (out of memory?)"
+    assert not ends.is_unsure
+
+
 def test_the_ranks_of_a_job_that_is_cancelled_are_not_the_cause() -> None:
     cancelled = "slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 ***"
     assert cause_of(cancelled, "srun: error: node2: task 3: Killed") == ""

@@ -92,26 +92,20 @@ class HydraExits(RankExits):
             if string:
                 self._string = string
                 self._signal = self._signal or _pick_signal(self._code, int(combined))
+        self.cause, self.is_unsure = self._judge()
 
-    @property
-    def cause(self) -> str:
-        """A sentence with the signal that ended a rank, and its host if known; "" if none is reported."""
+    def _judge(self) -> tuple[str, bool]:
+        """Return the cause, and whether it is unsure."""
         number = self._number
         if not self._host or (number is None and not self._string):
-            return ""
+            return "", False
         if number is None:
-            return f"a rank was killed by a signal (the launcher reported: {self._string})"
+            return f"a rank was killed by a signal (the launcher reported: {self._string})", True
         if number == signal.SIGTERM:  # a launcher that gets it passes it on to all ranks
-            return f"the launcher or a rank was killed by {describe_signal(number)}"
-        rank = name_rank("" if self.is_unsure else self._host, self._rank)
-        return f"{rank} was killed by {describe_signal(number)}"
-
-    @property
-    def is_unsure(self) -> bool:
-        """Whether the first rank that ended may have run on any host."""
-        number = self._number
-        is_any = bool(self._string) if number is None else number in _SENT_BY_LAUNCHERS
-        return bool(self._host) and is_any
+            return f"the launcher or a rank was killed by {describe_signal(number)}", True
+        is_unsure = number in _SENT_BY_LAUNCHERS
+        rank = name_rank("" if is_unsure else self._host, self._rank)
+        return f"{rank} was killed by {describe_signal(number)}", is_unsure
 
     @property
     def _number(self) -> int | None:

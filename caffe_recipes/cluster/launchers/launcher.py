@@ -49,24 +49,17 @@ def mlsl_environment(num_servers: int | None, server_affinity: Sequence[int]) ->
 class RankExits:
     """Reads from a launcher's output which rank ended first, and how; this ends the other ranks, too.
 
-    `exit_string` is what it prints when a signal has killed a rank, if it does. In a long log only lines that
-    contain one of the `VITAL` words are read. One that `REPORTS_EACH` rank as it ends knows which was first.
+    The `cause` is a sentence with the signal that ended a rank, and its host if known, or "". It `is_unsure`
+    if the first rank that ended may have run on any host. `exit_string` is what the launcher prints when a
+    signal has killed a rank, if it does. In a long log only lines that contain one of the `VITAL` words are
+    read. One that `REPORTS_EACH` rank as it ends knows which was first.
     """
 
     VITAL: ClassVar[tuple[str, ...]] = ()
     REPORTS_EACH: ClassVar[bool] = True
 
-    exit_string = ""
-
-    @property
-    def cause(self) -> str:
-        """A sentence with the signal that ended a rank, and its host if known; "" if none is reported."""
-        return ""
-
-    @property
-    def is_unsure(self) -> bool:
-        """Whether the first rank that ended may have run on any host."""
-        return False
+    cause = exit_string = ""
+    is_unsure = False
 
     def feed(self, line: str) -> None:
         """Process the next line, without its rank label."""

@@ -41,7 +41,6 @@ class SrunExits(RankExits):
 
     def __init__(self) -> None:
         """Start before the first line of output."""
-        self._cause = ""
         self._is_cancelled = False
 
     def feed(self, line: str) -> None:
@@ -50,18 +49,13 @@ class SrunExits(RankExits):
             return
         if _CANCELLED.fullmatch(line):  # all ranks are ended, and srun reports each
             self._is_cancelled = True
-        elif not self._cause and not self._is_cancelled and (found := _ENDED.fullmatch(line)):
+        elif not self.cause and not self._is_cancelled and (found := _ENDED.fullmatch(line)):
             host, rank, word = found.groups()
             if word == _OUT_OF_MEMORY:
-                self._cause = f"{name_rank(host, rank)} was killed: out of memory"
+                self.cause = f"{name_rank(host, rank)} was killed: out of memory"
             elif word in _SIGNAL_BY_TEXT:
                 what = describe_signal(_SIGNAL_BY_TEXT[word])
-                self._cause = f"{name_rank(host, rank)} was killed by {what}"
-
-    @property
-    def cause(self) -> str:
-        """A sentence with the signal that ended a rank and its host; "" if none is reported."""
-        return self._cause
+                self.cause = f"{name_rank(host, rank)} was killed by {what}"
 
 
 class Srun(Launcher):

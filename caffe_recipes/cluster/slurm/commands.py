@@ -81,11 +81,6 @@ class NotConfigured(SchedulerAway):
     """Raised when the command exists on the queried host, but no configuration of Slurm."""
 
 
-def has_slurm(host: Host) -> bool:
-    """Return whether a host has Slurm's commands. Raises ClusterError if the host does not respond."""
-    return host.run(["sh", "-c", "command -v sbatch"], ASK_S).returncode == 0
-
-
 def on_cluster(argv: Sequence[str], cluster: str) -> tuple[str, ...]:
     """Return a command with the option that selects a cluster; "" is the host's own.
 
@@ -116,6 +111,19 @@ def run_command(
     if reason:
         raise NotConfigured(host.name, f"Slurm is not configured here ({reason[0]})", "use a login node")
     return done
+
+
+def check_sbatch(host: Host) -> None:
+    """Raise ClusterError if a host has no sbatch, or no configuration of Slurm."""
+    hint = "submit on a login node of the Slurm cluster; --dry-run shows what would be submitted"
+    try:
+        run_command(host, ["sbatch", "--version"])
+    except NoCommand:
+        raise ClusterError("sbatch", "not found on PATH", hint) from None
+    except NotConfigured as error:
+        raise error.reworded(hint=hint) from None
+    except SchedulerAway:
+        return  # a controller that sends the configuration may be away for a moment
 
 
 def is_away(complaint: str) -> bool:

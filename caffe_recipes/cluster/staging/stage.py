@@ -14,6 +14,7 @@ from typing import Literal
 from caffe_recipes.cluster.commands import MAX_TRANSFER_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, ask_all
 from caffe_recipes.cluster.remote import NodeRefusal
+from caffe_recipes.cluster.slurm.this_job import this_job
 from caffe_recipes.cluster.staging import How
 from caffe_recipes.cluster.staging.file_sets import (
     Copy,
@@ -167,7 +168,7 @@ def plan_from(states: Sequence[NodeState], files: FileSet, env: StagingEnv) -> S
     unavailable: dict[How, str] = {}
     if env.chain is None:
         unavailable["chain"] = "no launcher or no mpi4py"
-    if "SLURM_JOB_ID" not in os.environ:
+    if not this_job(os.environ).job:
         unavailable["sbcast"] = "not inside a Slurm allocation"
     if files.lmdb is None:
         unavailable = {"chain": _ONE_FILE, "sbcast": _ONE_FILE}

@@ -20,8 +20,7 @@ from caffe_recipes.cluster.slurm.commands import (
     NoCommand,
     NotConfigured,
     SchedulerAway,
-    has_slurm,
-    run_command,
+    check_sbatch,
 )
 from caffe_recipes.cluster.slurm.jobs import (
     NodeGroup,
@@ -348,7 +347,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     check_root(options.root)
     check_lmdb_source(options.environment)
     check_placed(recipe, options)
-    _check_commands(env.host)
+    check_sbatch(env.host)
     check_own_root(options.root, [*own_paths(options.root, recipe), *scripts])
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
@@ -384,19 +383,6 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
             last = live[-1]
             place = _JobPlace(last.submission.group, last.job_id, last.submission.excluded, last.cluster)
         return _submit_steps(journal, planned, steps, place, say, env)
-
-
-def _check_commands(host: Host) -> None:
-    """Raise ClusterError if this machine has no sbatch, or no configuration of Slurm."""
-    hint = "submit on a login node of the Slurm cluster; --dry-run shows what would be submitted"
-    if not has_slurm(host):
-        raise ClusterError("sbatch", "not found on PATH", hint)
-    try:
-        run_command(host, ["sbatch", "--version"])
-    except NotConfigured as error:
-        raise error.reworded(hint=hint) from None
-    except SchedulerAway:
-        return  # a controller that sends the configuration may be away for a moment
 
 
 def _patiently(ask: Callable[[], T], say: Say, env: SubmitEnv) -> T:

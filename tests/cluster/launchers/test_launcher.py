@@ -16,8 +16,8 @@ from caffe_recipes.cluster.launchers.launcher import (
     thread_environment,
     with_modules,
 )
-from caffe_recipes.cluster.profiles import load_profile
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.cluster.profiles import load_profile, parse_profile
+from caffe_recipes.errors import ClusterError, InputError
 
 PUBLISHED = [
     *("mpiexec.hydra", "-PSM2", "-l", "-n", "128", "-ppn", "2", "-f", "hostfile"),
@@ -72,6 +72,24 @@ def test_the_step_that_srun_starts_has_a_name() -> None:
         ["caffe"]
     )
     assert argv[5:8] == ("--cpu-bind=none", "--job-name=0123456789abcdef/init-1", "--mem=0")
+
+
+def test_a_profile_names_a_launcher_that_has_a_module() -> None:
+    for program, launcher in LAUNCHERS.items():
+        profile = parse_profile(f"{{name: p, title: p, launcher: {{program: {program}}}}}", "p.yaml")
+        assert profile.rank_launcher is launcher
+    with pytest.raises(
+        InputError, match=r"p\.yaml:1: launcher\.program: must be 'mpiexec\.hydra', .*, not 'sr'"
+    ):
+        parse_profile("{name: p, title: p, launcher: {program: sr}}", "p.yaml")
+
+
+def test_ibrun_gets_what_the_hydra_below_it_needs() -> None:
+    ibrun, hydra = LAUNCHERS["ibrun"], DEFAULT_LAUNCHER
+    assert ibrun.environment({}) == hydra.environment({})
+    assert ibrun.step_environment("a/init-1", {}) == hydra.step_environment("a/init-1", {})
+    assert not ibrun.chooses_hosts
+    assert ibrun.accepts(LocalHost("here"), "no-ibrun", "--x")  # it cannot be asked
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from caffe_recipes.cluster.launchers import LAUNCHERS
 from caffe_recipes.cluster.launchers.launcher import RankLaunch
 from caffe_recipes.cluster.slurm import sbatch as slurm_sbatch
-from caffe_recipes.cluster.slurm.commands import ASK_S, SchedulerAway, has_slurm
+from caffe_recipes.cluster.slurm.commands import ASK_S, SchedulerAway, check_sbatch
 from caffe_recipes.cluster.slurm.jobs import Job, State, describe_state, failed_nodes
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions, find_jobs
 from caffe_recipes.cluster.slurm.sbatch import (
@@ -81,7 +81,7 @@ def site(slurm4: Slurm, tmp_path: Path) -> Iterator[Site]:
 
 
 def test_a_job_is_found_while_it_waits_and_runs_and_after_its_end(site: Site) -> None:
-    assert has_slurm(site.head)
+    check_sbatch(site.head)
     blocking = site.submit("exec sleep 600", nodes=4, options=["--exclusive"])
     site.slurm.wait_for(blocking, State.RUNNING)
     name = "chain-0123456789abcdef"

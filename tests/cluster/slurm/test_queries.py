@@ -8,10 +8,10 @@ import pytest
 
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.slurm.answers import parse_scontrol_jobs
-from caffe_recipes.cluster.slurm.commands import NoCommand, SchedulerAway, has_slurm
+from caffe_recipes.cluster.slurm.commands import NoCommand, SchedulerAway, check_sbatch
 from caffe_recipes.cluster.slurm.jobs import State
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions, find_jobs
-from caffe_recipes.errors import CommandTimedOut
+from caffe_recipes.errors import ClusterError, CommandTimedOut
 from tests.stand_in_host import StandInHost
 
 Recorded = Callable[[str], str]
@@ -206,8 +206,9 @@ def test_a_host_without_the_slurm_commands_is_an_error() -> None:
     lacking = Completed(127, "", "env: 'scontrol': No such file or directory\n")
     with pytest.raises(NoCommand, match="scontrol not found on its PATH"):
         ask_partitions(Answers(scontrol=lacking).host)
-    assert not has_slurm(StandInHost(answer=lambda argv, stdin: Completed(127, "", "")))
-    assert has_slurm(StandInHost())
+    with pytest.raises(ClusterError, match="sbatch: not found on PATH; submit on a login node"):
+        check_sbatch(StandInHost(answer=lambda argv, stdin: Completed(127, "", "")))
+    check_sbatch(StandInHost())
 
 
 def test_partitions_and_nodes_are_queried(recorded: Recorded) -> None:

@@ -69,8 +69,8 @@ class FakeSlurm:
         return [call for call in self.calls if call[0] == "sbatch" and "--test-only" not in call]
 
     def _answer(self, argv: tuple[str, ...], stdin: bytes) -> Completed:
-        if argv[0] == "sh":
-            return Completed(0 if self.is_there else 1, "", "")
+        if not self.is_there:
+            return Completed(127, "", "env: 'sbatch': No such file or directory\n")
         if argv[-2:] == ("id", "-u"):
             return Completed(0, f"{OUR_ID}\n", "")
         at = next(index for index, word in enumerate(argv) if word in _COMMANDS)
