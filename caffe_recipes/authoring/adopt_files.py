@@ -27,6 +27,7 @@ from caffe_recipes.authoring.adopt_sources import (
     with_phases,
 )
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.layers import source_batch
 from caffe_recipes.caffe.nets import BUILDERS
@@ -36,7 +37,6 @@ from caffe_recipes.caffe.text.writer import float_text, string_text
 from caffe_recipes.errors import InputError, PrototxtError, join_errors
 from caffe_recipes.recipe.model import NET_FILES, Transformation
 from caffe_recipes.render.prototxts import reads_other_files
-from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (
     apply_command,

@@ -15,24 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import batch_per_rank, first_iter, has_known_rates, plan_starts, snapshot_rate
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layer_types.dimensions import Shape
+from caffe_recipes.caffe.net_states import NetState, has_data, select_data_layers, test_states, train_state
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.caffe.shapes import infer_shapes, select_layers, show_shape
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.review.lint.chain import (
-    NetState,
-    batch_per_rank,
-    first_iter,
-    has_data,
-    has_known_rates,
-    link_finding,
-    plan_starts,
-    select_data_layers,
-    snapshot_rate,
-    test_states,
-    train_state,
-)
+from caffe_recipes.review.lint.links import link_finding
 from caffe_recipes.review.lint.net_view import (
     is_deploy_net,
     is_loss,
@@ -49,12 +39,7 @@ from caffe_recipes.review.lint.solver_rules import compare_rates, is_jump, misse
 from caffe_recipes.wording import find_similar
 
 if TYPE_CHECKING:
-    from caffe_recipes.review.lint.chain import (
-        Chain,
-        Link,
-        Net,
-        Start,
-    )
+    from caffe_recipes.caffe.chain import Chain, Link, Net, Start
     from caffe_recipes.review.lint.net_view import (
         PhaseNet,
     )

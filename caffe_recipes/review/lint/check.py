@@ -15,6 +15,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import batch_per_rank, stop_phases
 from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
 from caffe_recipes.caffe.dialects.forks import FIELDS
@@ -32,7 +33,6 @@ from caffe_recipes.caffe.text.parser import V1_TYPE
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.lint import data_rules, layer_rules, weight_rules, wiring_rules
-from caffe_recipes.review.lint.chain import batch_per_rank, stop_phases
 from caffe_recipes.review.lint.chain_rules import check_changes, check_handovers, check_joins, check_steps
 from caffe_recipes.review.lint.large_batch_rules import check_moving_averages, check_warmups
 from caffe_recipes.review.lint.net_view import (
@@ -58,9 +58,9 @@ from caffe_recipes.review.lint.solver_rules import check_solver
 from caffe_recipes.review.lint.start_rules import check_starts
 
 if TYPE_CHECKING:
+    from caffe_recipes.caffe.chain import Chain
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.caffe.text.parser import ForeignName
-    from caffe_recipes.review.lint.chain import Chain
     from caffe_recipes.review.lint.net_view import DatumOf, LabelsOf, PhaseNet
 
 

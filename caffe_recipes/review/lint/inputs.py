@@ -16,8 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Chain, ChainFacts, Link, read_links, stop_phases, sub_document
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.dialects.schema import parse_lenient, to_any, to_ours
+from caffe_recipes.caffe.net_states import NetState, has_data, restrict_net, select_data_layers
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, empty_file_error, read_prototxt
 from caffe_recipes.caffe.text.parser import V1_TYPE
 from caffe_recipes.caffe.text.writer import string_text
@@ -29,18 +31,6 @@ from caffe_recipes.limits import limit
 from caffe_recipes.quoting import Home, hiding_foreign_text, real_path, refuse_foreign_names
 from caffe_recipes.render.headers import MARK
 from caffe_recipes.review.inspect.nets import read_first_datum
-from caffe_recipes.review.lint.chain import (
-    Chain,
-    ChainFacts,
-    Link,
-    NetState,
-    has_data,
-    read_links,
-    restrict_net,
-    select_data_layers,
-    stop_phases,
-    sub_document,
-)
 from caffe_recipes.review.lint.chain_rules import check_deploys, solver_type
 from caffe_recipes.review.lint.check import check_chain, check_dialect, check_foreign, check_net
 from caffe_recipes.review.lint.net_view import record_shape, upgrade_old
@@ -67,10 +57,7 @@ from caffe_recipes.review.naming import (
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from caffe_recipes.review.lint.chain import (
-        Net,
-        Solver,
-    )
+    from caffe_recipes.caffe.chain import Net, Solver
     from caffe_recipes.review.lint.net_view import DatumOf
     from caffe_recipes.review.lint.rules import Finding
     from caffe_recipes.review.lint.scripts import Script, TrainCommand

@@ -8,18 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Chain, Link, Net, Start, batch_per_rank, has_known_rates, plan_starts
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.caffe.shapes import select_layers, stats_images
-from caffe_recipes.review.lint.chain import (
-    Chain,
-    Link,
-    Net,
-    Start,
-    batch_per_rank,
-    has_known_rates,
-    link_finding,
-    plan_starts,
-)
+from caffe_recipes.review.lint.links import link_finding
 from caffe_recipes.review.lint.net_view import show_layers, show_number
 from caffe_recipes.review.lint.recipe_rules import find_epoch_size
 from caffe_recipes.review.lint.rules import Explanation, Finding, finding, handover_rule

@@ -16,20 +16,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import batch_per_rank, parse_stop, planned_snapshots
 from caffe_recipes.caffe.layers import batch_size, source_batch
+from caffe_recipes.caffe.net_states import NetState, select_data_layers, test_states
 from caffe_recipes.caffe.shapes import select_layers, stats_images
 from caffe_recipes.caffe.weights import weights_bytes
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.recipe.checks import Location
-from caffe_recipes.review.lint.chain import (
-    NetState,
-    batch_per_rank,
-    link_finding,
-    parse_stop,
-    planned_snapshots,
-    select_data_layers,
-    test_states,
-)
+from caffe_recipes.review.lint.links import link_finding
 from caffe_recipes.review.lint.rules import (
     RULES,
     Explanation,
@@ -44,14 +38,9 @@ from caffe_recipes.review.lint.solver_rules import misses_test_nets
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
+    from caffe_recipes.caffe.chain import Chain, ChainFacts, Link, Net
     from caffe_recipes.caffe.text.comments import Comment
     from caffe_recipes.recipe.model import Acceptance, Recipe
-    from caffe_recipes.review.lint.chain import (
-        Chain,
-        ChainFacts,
-        Link,
-        Net,
-    )
     from caffe_recipes.review.lint.rules import Finding
 
 _TOLERANCE = 0.02
@@ -401,7 +390,7 @@ def busy_cores(facts: ChainFacts) -> Sequence[int]:
     Assumes that core numbers alternate between sockets, so that the threads on a socket use its lowest
     numbers. A second hardware thread counts as its core.
 
-    >>> from caffe_recipes.review.lint.chain import ChainFacts
+    >>> from caffe_recipes.caffe.chain import ChainFacts
     >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(39, 38, 43, 42)))
     (38, 39, 42, 43)
     >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(44, 45, 46, 47)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caffe_recipes.caffe.chain import Chain, ChainFacts, Link
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.config import Location, write_key
 from caffe_recipes.files import read_bytes
@@ -17,7 +18,6 @@ from caffe_recipes.recipe.translate import original_name, translate
 from caffe_recipes.render.dialect import find_parts
 from caffe_recipes.render.prototxts import load_own_net, trace_own_net
 from caffe_recipes.render.tree import generate, net_file, placed_paths, solver_file
-from caffe_recipes.review.lint.chain import Chain, ChainFacts, Link
 from caffe_recipes.review.lint.check import (
     check_chain,
     check_net,

@@ -12,24 +12,21 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.review.lint.chain import (
+from caffe_recipes.caffe.chain import (
     find_writer,
     first_iter,
-    link_finding,
     plan_starts,
     planned_snapshots,
     prefix_name,
     split_weights,
 )
+from caffe_recipes.review.lint.links import link_finding
 from caffe_recipes.review.lint.rules import Explanation, finding, path_rule, recipe_rule, start_rule
 from caffe_recipes.wording import find_similar
 
 if TYPE_CHECKING:
+    from caffe_recipes.caffe.chain import Chain, Link
     from caffe_recipes.caffe.prototxt import Document
-    from caffe_recipes.review.lint.chain import (
-        Chain,
-        Link,
-    )
     from caffe_recipes.review.lint.rules import Finding
     from caffe_recipes.review.lint.scripts import Script, TestCommand
 

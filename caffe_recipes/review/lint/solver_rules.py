@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
+from caffe_recipes.caffe.chain import first_iter, has_known_rates, planned_snapshots
 from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
 from caffe_recipes.caffe.rates import POLICY_NEEDS, RateFault, check_rates, lr_at
 from caffe_recipes.caffe.refusals import ENGINES
 from caffe_recipes.caffe.upgrade import SOLVER_TYPES
-from caffe_recipes.review.lint.chain import first_iter, has_known_rates, planned_snapshots
 from caffe_recipes.review.lint.net_view import show_number
 from caffe_recipes.review.lint.rules import Explanation, Fix, finding, path_rule, rate_rule, value_rule
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
+    from caffe_recipes.caffe.chain import Link, Solver
     from caffe_recipes.caffe.prototxt import Document
-    from caffe_recipes.review.lint.chain import Link, Solver
     from caffe_recipes.review.lint.rules import Finding
 
 MIN_JUMP = 0.02

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from caffe_recipes.caffe.chain import Chain, Link
+from caffe_recipes.caffe.net_states import train_state
 from caffe_recipes.caffe.shapes import select_layers, stats_images
-from caffe_recipes.review.lint.chain import Chain, Link, link_finding, train_state
+from caffe_recipes.review.lint.links import link_finding
 from caffe_recipes.review.lint.net_view import show_layers
 from caffe_recipes.review.lint.rules import start_rule
 from caffe_recipes.review.lint.weight_rules import find_unfilled

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Chain, ChainFacts, Link
 from caffe_recipes.caffe.prototxt import Document, parse_document
-from caffe_recipes.review.lint.chain import Chain, ChainFacts, Link
 from caffe_recipes.review.lint.recipe_rules import busy_cores, check_cores, check_tmp
 from tests.review.conftest import LintSolvers, net_text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Chain, Link
 from caffe_recipes.caffe.prototxt import parse_document
-from caffe_recipes.review.lint.chain import Chain, Link
 from caffe_recipes.review.lint.rules import Finding
 from caffe_recipes.review.lint.start_rules import check_starts
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.net_states import NetState, has_data, restrict_net, train_state
+from caffe_recipes.caffe.net_states import test_states as states_of_tests
 from caffe_recipes.caffe.prototxt import parse_document
 from caffe_recipes.caffe.shapes import select_layers
-from caffe_recipes.review.lint.chain import NetState, has_data, restrict_net, train_state
-from caffe_recipes.review.lint.chain import test_states as states_of_tests
 
 
 def parse_solver(text: str) -> pb.SolverParameter:

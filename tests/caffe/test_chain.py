@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import Document, parse_document
-from caffe_recipes.review.lint.chain import (
+from caffe_recipes.caffe.chain import (
     Chain,
     Link,
     Start,
@@ -19,6 +18,7 @@ from caffe_recipes.review.lint.chain import (
     snapshot_rate,
     split_weights,
 )
+from caffe_recipes.caffe.prototxt import Document, parse_document
 from tests.review.conftest import net_text
 
 FIRST: dict[str, Any] = {"base_lr": 1, "lr_policy": "poly", "power": 1, "max_iter": 1000, "snapshot": 100}
