@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -331,3 +332,83 @@ def _apply_stop(link: Link) -> Link:
     texts = [*filter(None, comment.texts)]
     stops = [stop for text in texts if (stop := parse_stop(text)) is not None and 0 < stop < max_iter]
     return replace(link, last_iter=stops[0]) if stops else link
+
+
+_FIRST_WORDS = {
+    "": 0,
+    "solver": 0,
+    "init": 0,
+    "initial": 0,
+    "start": 0,
+    "warmup": 0,
+    "first": 0,
+    "base": 0,
+    "main": 0,
+}
+_LAST_WORDS = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1, "last": 10**9 + 1}
+
+
+def phase_name_from_path(path: str | Path) -> str:
+    """Return the name of a phase, from the file name of its solver.
+
+    >>> paths = ["a/solver_cyc1.prototxt", "solver.prototxt", "lenet_solver_adam.prototxt"]
+    >>> [phase_name_from_path(path) for path in paths]
+    ['cyc1', 'solver', 'lenet_adam']
+    """
+    stem = PurePosixPath(path).stem
+    return re.sub(r"solver[_. -]*", "", stem).strip("_-. ") or stem
+
+
+def phase_order(name: str) -> int | None:
+    """Return a sort key for a phase's place in its chain, from its name; None if the name gives no hint.
+
+    >>> names = ["collapse", "cyc10", "cyc2", "init"]
+    >>> sorted(names, key=phase_order)
+    ['init', 'cyc2', 'cyc10', 'collapse']
+    >>> phase_order("quick"), phase_order("phase_3")
+    (None, 3)
+    """
+    word = name.lower()
+    ends = _FIRST_WORDS | _LAST_WORDS
+    if word in ends:
+        return ends[word]
+    last = re.split(r"[_.-]", word)[-1]
+    if last in ends:
+        return ends[last]
+    number = re.fullmatch(r"(?:phase|stage|step|part|cyc|cycle|run|p|s)?[_-]?(\d{1,6})(?:st|nd|rd|th)?", last)
+    return int(number[1]) if number else None
+
+
+def final_name(link: Link, kind: str = "caffemodel") -> str:
+    """Return the file name of the last snapshot that a phase writes."""
+    fired = planned_snapshots(link)
+    end = ".h5" if link.solver.message.snapshot_format == pb.SolverParameter.HDF5 else ""
+    return f"{prefix_name(link)}_iter_{fired[-1] if fired else link.last_iter}.{kind}{end}"
+
+
+def solver_type(solver: pb.SolverParameter) -> str:
+    """Return a solver's type, from the old field `solver_type` if only that is set.
+
+    >>> solver_type(pb.SolverParameter()), solver_type(pb.SolverParameter(solver_type="ADAM"))
+    ('SGD', 'ADAM')
+    """
+    is_old = solver.HasField("solver_type") and not solver.HasField("type")
+    return pb.SolverParameter.SolverType.Name(solver.solver_type) if is_old else solver.type
+
+
+def is_collapse(before: Link, link: Link) -> bool:
+    """Return whether a last phase is a collapse: by its name, or because it drops the augmentation."""
+    named = link.name, link.solver.message.snapshot_prefix.rpartition("/")[2]
+    if any("coll" in name.lower() for name in named):
+        return True
+    return (
+        before.net is not None and link.net is not None and _is_augmented(before) and not _is_augmented(link)
+    )
+
+
+def _is_augmented(link: Link) -> bool:
+    return any(
+        layer.transform_param.HasField("random_aspect_ratio_param")
+        or layer.transform_param.HasField("random_resize_param")
+        for layer in link.data_layers
+    )

@@ -73,3 +73,14 @@ def _merge_states(phase: int, *states: pb.NetState) -> NetState:
     for state in (pb.NetState(phase=pb.Phase.Name(phase)), *states):
         merged.MergeFrom(state)
     return NetState(merged.phase, merged.level, tuple(merged.stage))
+
+
+def misses_test_nets(solver: pb.SolverParameter) -> bool:
+    """Return whether Caffe refuses the number of test_iter fields: only `net` may be tested unnamed.
+
+    Source: Solver::InitTestNets, which checks this before test_state and test_interval.
+    """
+    tests, named = len(solver.test_iter), len(solver.test_net) + len(solver.test_net_param)
+    is_train_only = solver.HasField("train_net") or solver.HasField("train_net_param")
+    is_shared = solver.HasField("net") or solver.HasField("net_param")
+    return tests < named or (tests > named and not is_shared and (is_train_only or named > 0))
