@@ -34,6 +34,7 @@ from caffe_recipes.authoring.adopt_files import (
 from caffe_recipes.authoring.adopt_sources import DROPPED
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Link, Net, Solver
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.config import Location, YamlSource, validate
@@ -42,7 +43,6 @@ from caffe_recipes.recipe.model import AS_IN_NET, Phase, Recipe
 from caffe_recipes.render.prototxts import build_net, build_solver
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
-from caffe_recipes.review.lint.chain import Link, Net, Solver
 from caffe_recipes.review.naming import is_file
 from caffe_recipes.wording import describe_count
 

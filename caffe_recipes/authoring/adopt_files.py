@@ -27,7 +27,9 @@ from caffe_recipes.authoring.adopt_sources import (
     with_phases,
 )
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.epoch_comments import find_epoch_size
 from caffe_recipes.caffe.layers import source_batch
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, read_prototxt
@@ -36,16 +38,11 @@ from caffe_recipes.caffe.text.writer import float_text, string_text
 from caffe_recipes.errors import InputError, PrototxtError, join_errors
 from caffe_recipes.recipe.model import NET_FILES, Transformation
 from caffe_recipes.render.prototxts import reads_other_files
-from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
+from caffe_recipes.review.lint.findings import split_place
 from caffe_recipes.review.lint.folders import find_script, order_solvers
-from caffe_recipes.review.lint.inputs import (
-    apply_command,
-    count_images,
-    find_training,
-)
-from caffe_recipes.review.lint.recipe_rules import find_epoch_size
-from caffe_recipes.review.lint.rules import split_place
+from caffe_recipes.review.lint.records import count_images
 from caffe_recipes.review.lint.scripts import Script, load_script
+from caffe_recipes.review.lint.solver_chains import apply_command, find_training
 from caffe_recipes.wording import describe_count, join_names
 
 

@@ -18,6 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from caffe_recipes.authoring.recipe_yaml import clean_name
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Net, Solver, phase_name_from_path
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.dialects.convert import convert_document, convert_nets
 from caffe_recipes.caffe.dialects.schema import load_lenient
@@ -32,9 +33,7 @@ from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes
 from caffe_recipes.render.prototxts import find_program_data
 from caffe_recipes.review.diff.forms import normalize_all
 from caffe_recipes.review.foreign import recognize_dialect
-from caffe_recipes.review.lint.chain import Net, Solver
-from caffe_recipes.review.lint.inputs import find_net, net_field
-from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
+from caffe_recipes.review.lint.solver_nets import find_net, net_field
 from caffe_recipes.review.naming import is_prototxt_file
 
 _NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none

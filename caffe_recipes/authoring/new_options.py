@@ -18,13 +18,13 @@ from caffe_recipes.authoring.new import (
     builder_net,
 )
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Net
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import load_document
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Transformation
-from caffe_recipes.review.lint.chain import Net
 from caffe_recipes.wording import describe_count, did_you_mean, plural
 
 _USUAL_BATCH_PER_RANK = 32

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.rates import lr_at
+from caffe_recipes.caffe.rates import is_jump, lr_at
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe import paper_rules
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter, model_epochs
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.recipe.paper_rules import decay_horizon, six_digits
-from caffe_recipes.review.lint.solver_rules import is_jump
 from caffe_recipes.tensorflow.run import HorovodRun
 
 Settings = dict[str, Any]

@@ -50,9 +50,9 @@ from caffe_recipes.recipe.model import NET_FILES, Acceptance, Phase, Recipe
 from caffe_recipes.recipe.paper_rules import COLLAPSE_EPOCHS, Cycles
 from caffe_recipes.render.prototxts import load_own_net
 from caffe_recipes.render.tree import generate
-from caffe_recipes.review.lint.recipe_rules import accepts
+from caffe_recipes.review.lint.acceptance import accepts
+from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.recipes import check_recipe
-from caffe_recipes.review.lint.rules import Finding
 from caffe_recipes.tensorflow.run import HorovodRun
 from caffe_recipes.wording import describe_count
 

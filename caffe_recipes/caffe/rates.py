@@ -253,3 +253,27 @@ def _missing_fault(solver: pb.SolverParameter, field: str) -> RateFault:
         return RateFault("no lr_iter", what, "without it the rate is NaN")
     above = " above 0" if field == "stepsize" else ""
     return RateFault("incomplete policy", f"lr_policy {solver.lr_policy} needs {field}{above}")
+
+
+MIN_JUMP = 0.02
+
+
+def compare_rates(before: float, after: float) -> str:
+    """Describe a change of the rate in per cent, or as a factor if it at least doubles.
+
+    >>> compare_rates(1.59904, 1.46667), compare_rates(0.1, 0.103), compare_rates(0.001, 0.5)
+    ('drops by 8.3%', 'rises by 3.0%', 'rises 500-fold')
+    """
+    ratio = after / before if before else math.inf
+    if ratio >= 2:
+        return f"rises {ratio:.3g}-fold" if before else "rises from 0"
+    return f"{'rises' if ratio > 1 else 'drops'} by {abs(ratio - 1) * 100:.1f}%"
+
+
+def is_jump(before: float, after: float) -> bool:
+    """Return whether a rate changes by more than 2%.
+
+    >>> is_jump(0.255136, 0.255), is_jump(0.93, 1.02), is_jump(0, 0)
+    (False, True, False)
+    """
+    return abs(after - before) > MIN_JUMP * abs(before)

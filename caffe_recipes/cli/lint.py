@@ -17,15 +17,9 @@ from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, echo_rows, max_bytes_option, painter, print_text, terminal_width
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.lint.rules import (
-    RULES,
-    SEVERITIES,
-    Finding,
-    render_findings,
-    render_github,
-    render_json,
-    render_rules,
-)
+from caffe_recipes.review.lint.findings import SEVERITIES, Finding
+from caffe_recipes.review.lint.registry import load_rules
+from caffe_recipes.review.lint.report import render_findings, render_github, render_json, render_rules
 
 if TYPE_CHECKING:
     from caffe_recipes.review.lint.inputs import LintOptions
@@ -33,30 +27,22 @@ if TYPE_CHECKING:
 _COUNT = Whole(min=1, max=2**31 - 1)
 
 
-def _register_rules() -> None:
-    """Import the modules of all rules, which put them into RULES."""
-    import caffe_recipes.review.lint.folders  # noqa: F401
-
-
 def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked:
-        _register_rules()
         echo(*render_rules(terminal_width()))
         ctx.exit()
 
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None:
-        from caffe_recipes.review.lint.check import explain_rule
+        from caffe_recipes.review.lint.explain import explain_rule
 
-        _register_rules()
         echo(*explain_rule(name, terminal_width()))
         ctx.exit()
 
 
 def _complete_rule(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    _register_rules()
-    return [CompletionItem(rule) for rule in RULES if rule.startswith(typed)]
+    return [CompletionItem(rule) for rule in load_rules() if rule.startswith(typed)]
 
 
 @click.command(

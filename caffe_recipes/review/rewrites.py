@@ -32,7 +32,7 @@ from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files.atomic_writes import write_whole
 from caffe_recipes.files.unified_diff import render_unified
 from caffe_recipes.quoting import Home, is_quotable, refuse_foreign_link
-from caffe_recipes.review.lint.rules import Finding, Fix, split_place
+from caffe_recipes.review.lint.findings import Finding, Fix, split_place
 from caffe_recipes.review.naming import walk_prototxts
 
 

@@ -48,7 +48,7 @@ from caffe_recipes.trust import is_own
 from caffe_recipes.wording import shorten
 
 if TYPE_CHECKING:
-    from caffe_recipes.review.lint.rules import Finding
+    from caffe_recipes.review.lint.findings import Finding
 
 _SOLVER, _WEIGHTS, _SNAPSHOT, _NET = "--solver=", "--weights=", "--snapshot=", "--model="
 # The paths in a prototxt of ours that may lead to an LMDB.

@@ -17,7 +17,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.cli.data import data
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.lint.inputs import find_labels
+from caffe_recipes.review.lint.records import find_labels
 from tests.cli.command_line import call_main
 
 cv2 = pytest.importorskip("cv2", reason="the extra 'data' is not installed")

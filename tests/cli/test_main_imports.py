@@ -63,11 +63,11 @@ commands(["lint", "--rules"], standalone_mode=False)
 if "pydantic" in sys.modules:
     print("imports pydantic", file=sys.stderr)
 from caffe_recipes.review import lint
-from caffe_recipes.review.lint.rules import RULES
-listed = set(RULES)
-for module in pkgutil.iter_modules(lint.__path__):
-    import_module(f"caffe_recipes.review.lint.{module.name}")
-if lacking := set(RULES) - listed:
+from caffe_recipes.review.lint.registry import load_rules
+listed = set(load_rules())
+for module in pkgutil.walk_packages(lint.__path__, "caffe_recipes.review.lint."):
+    import_module(module.name)
+if lacking := set(load_rules()) - listed:
     print("lacks", *lacking, file=sys.stderr)
 """
 _HELPS = """

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.rules import RULES, Finding
+from caffe_recipes.review.lint.registry import load_rules
 
 LintSolvers = Callable[..., list[Finding]]
 
@@ -65,7 +66,7 @@ def lint_solvers(tmp_path: Path) -> LintSolvers:
             path.write_text(solver_text(own | dict(changes)))
         found = lint([str(path) for path in paths], LintOptions(**options))
         for finding in found:
-            assert finding.severity == RULES[finding.id].severity
+            assert finding.severity == load_rules()[finding.id].severity
             assert finding.what and finding.effect and finding.write
             assert finding.where.startswith(str(tmp_path))
         return found

@@ -10,7 +10,7 @@ import pytest
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.rules import RULES
+from caffe_recipes.review.lint.registry import load_rules
 from caffe_recipes.review.rewrites import plan_fixes
 
 SOLVER = """# my solver
@@ -65,7 +65,7 @@ def test_fixed_findings_are_no_longer_found(folder: Path) -> None:
     for name, text in fix(folder).items():
         (folder / name).write_text(text)
     found = {one.id for one in lint([str(folder)], LintOptions())}
-    assert not found & {name for name in RULES if RULES[name].fix}
+    assert not found & {name for name in load_rules() if load_rules()[name].fix}
 
 
 def test_each_of_alike_layers_is_fixed(folder: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Link, find_rate_problem, read_links
 from caffe_recipes.caffe.dialects.schema import parse_lenient, share_schema
 from caffe_recipes.caffe.prototxt import (
     KINDS,
@@ -26,7 +27,6 @@ from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.review.diff.changes import Change, FileDiff, RateChange
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
-from caffe_recipes.review.lint.chain import Link, find_rate_problem, read_links
 
 _RATE_UNKNOWN = "rates are not compared: fields of another Caffe may change them"
 _RATE_UNCHANGED = "the rate of every iteration is unchanged"

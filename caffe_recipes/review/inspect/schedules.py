@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import RATE_OF_LOSSES, Chain, phase_name_from_path, read_links
 from caffe_recipes.caffe.messages import nearest
 from caffe_recipes.caffe.prototxt import MOST_BYTES, load_document
 from caffe_recipes.caffe.rates import POLICIES, lr_at
@@ -24,14 +25,12 @@ from caffe_recipes.recipe.graph import images_before, images_per_iter, line_to
 from caffe_recipes.review.columns import csv_row
 from caffe_recipes.review.diff.compare import batch_of
 from caffe_recipes.review.diff.sources import read_if_exists
-from caffe_recipes.review.lint.chain import RATE_OF_LOSSES, Chain, read_links
-from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
 from caffe_recipes.review.naming import require_named
 
 if TYPE_CHECKING:
+    from caffe_recipes.caffe.chain import Link
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.recipe.model import Phase, Recipe
-    from caffe_recipes.review.lint.chain import Link
 
 Unit = Literal["epochs", "iterations"]
 

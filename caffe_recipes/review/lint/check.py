@@ -1,67 +1,42 @@
-"""Apply all rules to a chain or to a net, and sort the findings in the order of the files.
-
-Report what this Caffe or another one would refuse, ignore or read differently in a prototxt.
-
-Explain a rule: what it checks, what will happen, and what to do about it.
-"""
+"""Call the checks of all rules on a chain or on a net, and sort the findings in the order of the files."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
-from string import Formatter
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
-from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
-from caffe_recipes.caffe.dialects.forks import FIELDS
-from caffe_recipes.caffe.dialects.schema import (
-    describe_name,
-    foreign_values,
-    is_known,
-    outer_foreign,
-    parse_lenient,
-    rounds_down,
-    to_ours,
-)
+from caffe_recipes.caffe.chain import batch_per_rank, plan_starts, stop_phases
+from caffe_recipes.caffe.dialects import OURS, load_dialects
+from caffe_recipes.caffe.net_states import train_state
 from caffe_recipes.caffe.prototxt import LAYER
-from caffe_recipes.caffe.text.parser import V1_TYPE
-from caffe_recipes.errors import InputError
-from caffe_recipes.review.columns import align_columns
-from caffe_recipes.review.lint import data_rules, layer_rules, weight_rules, wiring_rules
-from caffe_recipes.review.lint.chain import batch_per_rank, stop_phases
-from caffe_recipes.review.lint.chain_rules import check_changes, check_handovers, check_joins, check_steps
-from caffe_recipes.review.lint.large_batch_rules import check_moving_averages, check_warmups
-from caffe_recipes.review.lint.net_view import (
-    DocumentWithData,
-    NetView,
-    add_data,
-    select_phases,
-    upgrade_old,
+from caffe_recipes.caffe.upgrade import SOLVER_TYPES
+from caffe_recipes.review.lint.findings import SEVERITIES, split_place
+from caffe_recipes.review.lint.inference import infer_phase
+from caffe_recipes.review.lint.learned_blobs import find_learned
+from caffe_recipes.review.lint.net_view import NetView, select_phases
+from caffe_recipes.review.lint.old_nets import DocumentWithData, add_data, upgrade_old
+from caffe_recipes.review.lint.subjects import (
+    CHAIN_SUBJECTS,
+    JOIN_SUBJECTS,
+    LAYER_SUBJECTS,
+    NET_SUBJECTS,
+    PHASE_SUBJECTS,
+    SOLVER_SUBJECTS,
+    Join,
+    SolverView,
+    phase_rule,
 )
-from caffe_recipes.review.lint.recipe_rules import check_epochs, check_norms, check_tests
-from caffe_recipes.review.lint.rules import (
-    RULES,
-    SEVERITIES,
-    Finding,
-    Fix,
-    dialect_rule,
-    file_rule,
-    finding,
-    split_place,
-)
-from caffe_recipes.review.lint.snapshot_rules import check_snapshots
-from caffe_recipes.review.lint.solver_rules import check_solver
-from caffe_recipes.review.lint.start_rules import check_starts
 
 if TYPE_CHECKING:
+    from caffe_recipes.caffe import pb
+    from caffe_recipes.caffe.chain import Chain, Link
     from caffe_recipes.caffe.prototxt import Document
-    from caffe_recipes.caffe.text.parser import ForeignName
-    from caffe_recipes.review.lint.chain import Chain
-    from caffe_recipes.review.lint.net_view import DatumOf, LabelsOf, PhaseNet
+    from caffe_recipes.review.lint.findings import Finding
+    from caffe_recipes.review.lint.learned_blobs import Learned
+    from caffe_recipes.review.lint.net_view import DatumOf, LabelsOf
 
 
 def check_chain(chain: Chain) -> Iterator[Finding]:
@@ -70,20 +45,34 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
         return
     chain = stop_phases(chain)
     for link in chain.links:
-        is_last = chain.is_whole and link is chain.links[-1]
-        batch = (batch_per_rank(link) or 0) * (link.ranks or chain.facts.ranks or 0)
-        yield from check_solver(link, is_last=is_last, is_alone=len(chain.links) == 1, batch=batch)
-    yield from check_joins(chain)
-    yield from check_epochs(chain)
-    yield from check_norms(chain)
-    yield from check_warmups(chain)
-    yield from check_moving_averages(chain)
-    yield from check_tests(chain)
-    yield from check_snapshots(chain)
-    yield from check_starts(chain)
-    yield from check_steps(chain)
-    yield from check_handovers(chain)
-    yield from check_changes(chain)
+        view = SolverView(
+            link,
+            _upgrade_type(link.solver.message),
+            is_last=chain.is_whole and link is chain.links[-1],
+            is_alone=len(chain.links) == 1,
+            batch=(batch_per_rank(link) or 0) * (link.ranks or chain.facts.ranks or 0),
+        )
+        # The checks return the field as the place of a finding.
+        for of_solver in SOLVER_SUBJECTS:
+            yield from (found.located(link.solver.where, link.name) for found in of_solver.run(view))
+    for of_chain in CHAIN_SUBJECTS:
+        yield from of_chain.run(chain)
+    for join in _plan_joins(chain):
+        for of_join in JOIN_SUBJECTS:
+            yield from of_join.run(join)
+
+
+def _plan_joins(chain: Chain) -> Iterator[Join]:
+    nets = {link.net.path: link.net for link in chain.links if link.net}
+    learned_in = cache(lambda path, state: find_learned(nets[path], state))  # phases share their nets
+
+    def learned(link: Link) -> Learned | None:
+        net = link.net
+        return learned_in(net.path, train_state(link.solver.message, net.message)) if net else None
+
+    for link, start in zip(chain.links, plan_starts(chain), strict=True):
+        if start is not None:
+            yield Join(chain, chain.links[: start.index + 1], link, start, learned)
 
 
 def sort_findings(findings: Iterable[Finding], paths: Iterable[str]) -> list[Finding]:
@@ -100,23 +89,6 @@ def sort_findings(findings: Iterable[Finding], paths: Iterable[str]) -> list[Fin
 # Rules that may report one mistake twice in different words: for TRAIN and TEST, or a loss and an accuracy.
 _ONCE_PER_PLACE = frozenset(
     ("blob-too-large", "outputs-above-classes", "outputs-below-classes", "shape-misfit")
-)
-
-_FILE_CHECKS: tuple[Callable[[NetView], Iterator[Finding]], ...] = (
-    layer_rules.check_include_rules,
-    layer_rules.check_phases,
-    data_rules.check_data,
-    data_rules.check_transforms,
-    weight_rules.check_fillers,
-    weight_rules.check_multipliers,
-    layer_rules.check_refusals,
-    layer_rules.check_reads,
-)
-_PHASE_CHECKS: tuple[Callable[[PhaseNet], Iterator[Finding]], ...] = (
-    wiring_rules.check_blobs,
-    wiring_rules.check_learned,
-    data_rules.check_test_transforms,
-    weight_rules.check_zero_weights,
 )
 
 
@@ -140,8 +112,9 @@ def check_net(
     if not document.message.input and not select_phases(document.message):
         document, without_data = add_data(document)
         old += without_data
+    datum_of = cache(datum_of)
     phases = [replace(phase, given=document.given) for phase in select_phases(document.message)]
-    inferred = [wiring_rules.infer_phase(phase, datum_of) for phase in phases]
+    inferred = [infer_phase(phase, datum_of) for phase in phases]
     view = NetView(
         document.message,
         tuple(phase for phase, _ in inferred),
@@ -167,151 +140,23 @@ def _finding_order(found: Finding) -> tuple[int, int]:
 
 
 def _check_layers(view: NetView, misfits_of: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
-    for check in _FILE_CHECKS:
-        yield from check(view)
+    yield from phase_rule.run(view)
+    for of_layer in LAYER_SUBJECTS:
+        for index, layer in enumerate(view.net.layer):
+            yield from of_layer.run(view, index, layer)
+    for of_net in NET_SUBJECTS:
+        yield from of_net.run(view)
     for phase, misfits in zip(view.phases, misfits_of, strict=True):
         yield from misfits
-        yield from layer_rules.check_rounding(view, phase)
-        yield from data_rules.check_labels(view, phase)
-        yield from data_rules.check_train_data(view, phase)
-        yield from weight_rules.check_norms(view, phase)
-        yield from weight_rules.check_learning(view, phase)
-        for check_phase in _PHASE_CHECKS:
-            yield from check_phase(phase)
+        for of_phase in PHASE_SUBJECTS:
+            yield from of_phase.run(view, phase)
 
 
-# `caffe.dialects.check` defines the rules of dialects.
-for _name, _rule in DIFFERENCE_RULES.items():
-    dialect_rule(_name, _rule.severity, _rule.what, values=("name", "count"))
-
-
-def check_dialect(path: str | Path, text: str, dialect: str) -> list[Finding]:
-    """Report what a dialect's Caffe would not read as SURFsara's does; repeats only at their first place.
-
-    The text may be a net, a solver that contains nets, several solvers, or a label map. Raises PrototxtError
-    for text that no Caffe can read, and InputError for an unknown dialect.
-    """
-    judge = find_dialect(dialect)
-    document = parse_lenient(text, path)
-    return [
-        finding(
-            each.rule,
-            document.where(each.field),
-            f"{each.what} ({each.count} times in this file; this is the first)"
-            if each.count > 1
-            else each.what,
-            effect=each.effect,
-            write=each.write,
-            name=each.name,
-            count=each.count,
-        )
-        for each in check_message(document.message, judge, document)
-    ]
-
-
-def check_foreign(document: Document[Any], dialect: str) -> Iterator[Finding]:
-    """Find the names that a document's Caffe does not have, each once, at its first place.
-
-    Those that another known Caffe has are left to the rules of dialects, if `dialect` is not ours.
-    """
-    values: dict[tuple[str, str], list[tuple[str, object]]] = {}
-    for path, owner, field, value in foreign_values(document.message):
-        values.setdefault((owner, field), []).append((path, value))
-    for name in outer_foreign(document):
-        if name.owner != V1_TYPE and (dialect == OURS or not is_known(name)):
-            yield _unknown_field(document, name, values.get((name.owner, name.name), []))
-    if dialect == OURS and isinstance(ours := to_ours(document.message), pb.NetParameter):
-        yield from _check_sizes(document, ours)
-
-
-def _check_sizes(document: Document[Any], ours: pb.NetParameter) -> Iterator[Finding]:
-    """Find pooling that another Caffe than ours rounds down, in a net with the fields of all Caffes."""
-    given: Any = document.message
-    if not any(layer.type == "Pooling" and rounds_down(layer.pooling_param) for layer in given.layer):
-        return
-    for phase in select_phases(ours):
-        inferred, _ = wiring_rules.infer_phase(replace(phase, given=given), lambda source: None)
-        view = NetView(ours, (inferred,), None, lambda source: None, load_dialects()[OURS])
-        yield from (one.located(document.where) for one in layer_rules.check_rounding(view, inferred))
-
-
-@file_rule(
-    "unknown-field",
-    "error",
-    "a field or an enum value that this Caffe does not have",
-    effect="Caffe aborts when it reads the file; lint checked the rest of it",
-    values=("name", "count"),
-    fix="removes the field, if it has no effect here",
-)
-def _unknown_field(document: Document[Any], name: ForeignName, values: list[tuple[str, object]]) -> Finding:
-    what, write = describe_name(name)
-    fork = FIELDS.get((name.owner, name.name))
-    idle = [path for path, value in values if fork and fork.default and value == fork.default]
-    others = [path for path, _ in values if path not in idle]
-    if idle and fork and not others:
-        write = f"remove it; here {fork.here}"
-    if len(values) > 1:
-        what = f"{what}, which is given {len(values)} times"
-    return finding(
-        "unknown-field",
-        document.where(others[0]) if others and idle else document.place(name.offset),
-        what,
-        write=write,
-        fixes=tuple(Fix(document.where(path), name.name) for path in idle),
-        name=f"{name.owner}.{name.name}",
-        count=max(1, len(values)),
-    )
-
-
-_WIDTH = 100
-
-
-def explain_rule(name: str, width: int | None = None) -> list[str]:
-    """Explain a rule: the problem, what is checked, the effect, what to write, and how to accept a finding.
-
-    Raises InputError, with the nearest id, for an unknown one.
-
-    >>> print(*explain_rule("weights-missing"), sep="\\n")
-    weights-missing: an error
-    problem  a later phase that starts without weights
-    checks   a chain of solvers, and the weights that each starts from
-    effect   it starts from the net's fillers, so what the earlier phases learned is lost
-    help     --weights=<folder><final>
-    fix      by hand
-    exit     1, unless accepted or with --fail-on never
-    accept   in a recipe: {finding: weights-missing, reason: WHY IT IS INTENDED}
-    """
-    if name not in RULES:
-        near = difflib.get_close_matches(name, RULES, n=1)
-        raise InputError(
-            "", f"no rule '{name}'", f"did you mean '{near[0]}'?" if near else "--rules lists them"
-        )
-    rule = RULES[name]
-    effect, write = rule.explanation or map(_generalize, (rule.effect, rule.write))
-    exits = {
-        "error": "1, unless accepted or with --fail-on never",
-        "warning": "1, unless accepted or with --fail-on error",
-        "note": "0, or 1 with --fail-on note",
-    }
-    rows = {
-        "problem": rule.summary,
-        "checks": rule.subject,
-        "effect": effect,
-        "help": write,
-        "fix": rule.fix or "by hand",
-        "exit": exits[rule.severity],
-        "accept": f"in a recipe: {{finding: {name}, reason: WHY IT IS INTENDED}}",
-    }
-    article = "an" if rule.severity == "error" else "a"
-    table = align_columns([*rows.items()], width=min(width or _WIDTH, _WIDTH))
-    return [f"{name}: {article} {rule.severity}", *table]
-
-
-def _generalize(template: str) -> str:
-    """Return a text of a rule with the names of its values in their places.
-
-    >>> _generalize("power: {power:.4g}, or {{}}")
-    'power: <power>, or {}'
-    """
-    parts = Formatter().parse(template)
-    return "".join(f"{text}<{name}>" if name else text for text, name, _, _ in parts) or "see each finding"
+def _upgrade_type(solver: pb.SolverParameter) -> pb.SolverParameter:
+    """Return the solver with the type that the old field `solver_type` stands for, if only that is set."""
+    if solver.HasField("type") or not solver.HasField("solver_type"):
+        return solver
+    upgraded = deepcopy(solver)
+    upgraded.type = SOLVER_TYPES[type(solver).SolverType.Name(solver.solver_type)]
+    upgraded.ClearField("solver_type")
+    return upgraded

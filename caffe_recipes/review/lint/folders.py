@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import phase_name_from_path, phase_order
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
@@ -20,28 +21,21 @@ from caffe_recipes.limits import MOST_LINTED_FILES, MOST_SCRIPT_BYTES, MOST_SCRI
 from caffe_recipes.quoting import hiding_foreign_text, is_quotable, refuse_foreign_names
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.render.headers import is_generated
-from caffe_recipes.review.lint.chain_rules import check_deploys
 from caffe_recipes.review.lint.check import sort_findings
-from caffe_recipes.review.lint.inputs import (
-    Reader,
-    convert_to_ours,
+from caffe_recipes.review.lint.findings import SEVERITIES, split_place
+from caffe_recipes.review.lint.inputs import Reader, convert_to_ours, is_solver
+from caffe_recipes.review.lint.old_nets import upgrade_if_old
+from caffe_recipes.review.lint.registry import finding
+from caffe_recipes.review.lint.scripts import Script, load_script, parse_script
+from caffe_recipes.review.lint.solver_chains import (
+    check_untrained,
     find_training,
-    is_solver,
     lint_chain,
     lint_files,
     lint_single,
     split_trained,
-    upgrade_if_old,
 )
-from caffe_recipes.review.lint.rules import SEVERITIES, split_place
-from caffe_recipes.review.lint.scripts import Script, load_script, parse_script
-from caffe_recipes.review.lint.snapshot_rules import (
-    check_commands,
-    check_order,
-    check_untrained,
-    phase_name_from_path,
-    phase_order,
-)
+from caffe_recipes.review.lint.subjects import deploy_rule, script_rule
 from caffe_recipes.review.naming import (
     find_named,
     walk_prototxts,
@@ -49,10 +43,8 @@ from caffe_recipes.review.naming import (
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
-    from caffe_recipes.review.lint.inputs import (
-        LintOptions,
-    )
-    from caffe_recipes.review.lint.rules import Finding
+    from caffe_recipes.review.lint.findings import Finding
+    from caffe_recipes.review.lint.inputs import LintOptions
 
 _SCRIPT_NAME = re.compile(r"(?i).*\.(sh|bash|slurm|sbatch|job|pbs|md|rst)|readme.*|run[^.]*")
 _SOLVER_FIELD = re.compile(rb"(?m)^[ \t]*(base_lr|lr_policy|max_iter|snapshot_prefix)\s*:")
@@ -71,7 +63,7 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
         documents = [document for path in paths if (document := _read_prototxt(reader, path))]
         solvers = [document for document in documents if is_solver(document)]
         text = script if script != Script() else find_script(home, solvers)
-        yield from check_commands(text)
+        yield from script_rule.run(text)
         trained, untrained = split_trained(solvers, script)
         # A script for one folder is not expected to train the solvers of another.
         if (trained or len(groups) == 1) and not reader.options.is_alone:
@@ -92,7 +84,7 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
             yield from lint_chain(reader, [solver], text, is_whole=[solver] in (solvers, trained))
         for document in documents:
             yield from lint_single(reader, document)
-        yield from check_deploys(
+        yield from deploy_rule.run(
             [upgrade_if_old(one) for one in documents if isinstance(one.message, pb.NetParameter)]
         )
 
@@ -261,7 +253,7 @@ def is_at_least(found: Finding, severity: str) -> bool:
 def _lint_paths(paths: Sequence[Path], options: LintOptions, report: Callable[[str], None]) -> list[Finding]:
     script = load_script(options.script, options.max_bytes) if options.script else Script()
     reader = Reader(options, tuple(path for path in paths if path.is_dir()))
-    found: list[Finding] = [*check_commands(script)]
+    found: list[Finding] = [*script_rule.run(script)]
     for folder in (path for path in paths if path.is_dir()):
         found += lint_folder(reader, folder, script)
     found += lint_files(reader, [path for path in paths if not path.is_dir()], script)
@@ -303,3 +295,12 @@ def _refuse_options(options: LintOptions) -> None:
     if given:
         what = f"--{given[0].replace('_', '-')} applies to files only: a recipe sets its own"
         raise InputError("", what, "give prototxts, or remove the option")
+
+
+def check_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Iterator[Finding]:
+    """Report the assumed order of a folder's solvers and its reason, or that the order is unknown."""
+    names = ", ".join(Path(solver.path).name for solver in solvers)
+    if why:
+        yield finding("order-guessed", str(home), count=len(solvers), why=why, names=names)
+    else:
+        yield finding("order-unknown", str(home), names=names)

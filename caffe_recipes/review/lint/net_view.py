@@ -1,49 +1,31 @@
-"""A net for lint's rules: the layers of each phase, and the producer and shape of each blob.
-
-The layer types that read each `*_param` block.
-
-Nets in the old format (`layers`): as Caffe upgrades them, with places in the old text.
-
-Nets without data, as a recipe completes them.
-"""
+"""A net for lint's rules: the layers of each phase, and the producer and shape of each blob."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.image_headers import ImageShape, image_shape
-from caffe_recipes.caffe.layer_types import reads_block, type_of
-from caffe_recipes.caffe.prototxt import LAYER, NO_COMMENTS, Document
+from caffe_recipes.caffe.image_headers import image_shape
+from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.shapes import select_layers
-from caffe_recipes.caffe.upgrade import as_current_net
-from caffe_recipes.errors import PrototxtError
-from caffe_recipes.review.lint.rules import finding, rule
-from caffe_recipes.wording import plural
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from caffe_recipes.caffe.dialects import Dialect
+    from caffe_recipes.caffe.image_headers import ImageShape
     from caffe_recipes.caffe.layer_types.dimensions import LayerShapes, Shape
     from caffe_recipes.caffe.layer_types.entry import LayerType
-    from caffe_recipes.review.lint.rules import Finding
 
-old_net_rule = partial(rule, "a net in the old format")
-phase_rule = partial(rule, "the phases of a net: the layers in each, and what must be the same in both")
 
 DatumOf = Callable[[str], pb.Datum | None]
 # The smallest and the largest label of a source; None if unknown.
 LabelsOf = Callable[[str], tuple[int, int] | None]
-
 _MAX_STAGES = 8
-
 Blob = tuple[int, int]  # (layer, top), or (-1, input)
 
 
@@ -183,6 +165,11 @@ class NetView:
         """Return the path of a field of one of the layers."""
         return layer_field(layer, field)
 
+    def first_datum(self, layer: pb.LayerParameter) -> pb.Datum | None:
+        """Return the first Datum of the source of a layer's transform; None if there is none here."""
+        source = layer.data_param.source if layer.HasField("transform_param") else ""
+        return self.datum_of(source) if source else None
+
     def phase(self, phase: int) -> PhaseNet | None:
         """Return a phase without stages; None if it has no data."""
         return next((each for each in self.phases if each.phase == phase and not each.stages), None)
@@ -306,41 +293,6 @@ def has_loss_top(layer: pb.LayerParameter) -> bool:
     return "Loss" in layer.type
 
 
-def title(layer: pb.LayerParameter) -> str:
-    """Return the name and type of a layer as messages show them.
-
-    >>> title(pb.LayerParameter(name="fc", type="InnerProduct"))
-    "layer 'fc' (InnerProduct)"
-    """
-    return f"layer '{layer.name}' ({layer.type})"
-
-
-def layer_finding(
-    name: str,
-    net: NetView | PhaseNet,
-    index: int,
-    field: str,
-    /,
-    **others: Any,  # noqa: ANN401 - those of `finding`
-) -> Finding:
-    """Return a finding at a field of a layer.
-
-    In the texts of its rule, `{layer}` is the layer's title, and `{layer_name}` its name alone.
-    """
-    layer = net.layers[index]
-    return finding(name, net.where(index, field), layer=title(layer), layer_name=layer.name, **others)
-
-
-def show_names(names: Sequence[str], limit: int = 4) -> str:
-    """List names, at most `limit` of them.
-
-    >>> show_names(["a", "b", "c"], limit=2), show_names(["a", "b", "c"], limit=3)
-    ('a, b and 1 more', 'a, b, c')
-    """
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
-
-
 def record_shape(datum: pb.Datum | None) -> ImageShape | None:
     """Return the (channels, height, width) of a record; None if there is none, or its size is not known."""
     if datum is None:
@@ -349,151 +301,22 @@ def record_shape(datum: pb.Datum | None) -> ImageShape | None:
     return image_shape(datum.data) if datum.encoded else stated if min(stated) > 0 else None
 
 
-def show_layers(names: Sequence[str], kind: str = "") -> str:
-    """Return the number of layers, with their type if `kind` is given, and the first few names.
-
-    >>> show_layers(["a"]), show_layers(["a", "b"], "ReLU")
-    ('1 layer (a)', '2 ReLU layers (a, b)')
-    """
-    layers = plural(len(names), "layer")
-    return f"{len(names)} {f'{kind} ' if kind else ''}{layers} ({show_names(names)})"
-
-
-def show_transform(param: pb.TransformationParameter, field: str) -> str:
-    """Format a field of `transform_param` as in a prototxt written by hand.
-
-    >>> show_transform(pb.TransformationParameter(mirror=True, mean_value=[1, 2]), "mean_value")
-    '1, 2'
-    """
-    value = getattr(param, field)
-    if field == "mean_value":
-        return ", ".join(map(show_number, value)) or "none"
-    if isinstance(value, str):
-        return f"'{value}'" if value else "none"
-    return str(value).lower() if isinstance(value, bool) else show_number(value)
-
-
-def shapes_fit(one: Shape, other: Shape) -> bool:
-    """Return whether two shapes may be equal; an unknown size may equal any size.
-
-    >>> shapes_fit((10, None), (10, 64)), shapes_fit((10, 64), (10,))
-    (True, False)
-    """
-    return len(one) == len(other) and all(
-        a == b for a, b in zip(one, other, strict=True) if a is not None and b is not None
-    )
-
-
-def show_number(value: float) -> str:
-    """Format a float32 field as in a prototxt written by hand.
-
-    >>> show_number(0.949999988079071), show_number(0.0)
-    ('0.95', '0')
-    """
-    return f"{value:.6g}"
-
-
-# Blocks that the engine or MLSL reads, which any layer may have.
-_ANY_TYPE_BLOCKS = frozenset(("mn_activation_param", "mn_grad_compress_param", "quantization_param"))
-# Types that read `loss_param` in BVLC's and NVIDIA's Caffe, but not in Intel's.
-_BVLC_LOSS_READERS = frozenset(("InfogainLoss", "SigmoidCrossEntropyLoss"))
-_INTEL_ONLY_TYPE = "MKLBatchNorm"  # identifies Intel's Caffe
-
-
-def readers_of(block: str, types: Iterable[str]) -> frozenset[str] | None:
-    """Return the layer types that read a block of LayerParameter; None if any type may, or if unknown.
-
-    >>> sorted(readers_of("inner_product_param", ["InnerProduct", "ReLU"]))
-    ['InnerProduct']
-    """
-    if block in _ANY_TYPE_BLOCKS:
+def outputs_of(phase: PhaseNet, i: int) -> int | None:
+    """Return the number of class outputs that a loss or an accuracy reads; None if unknown."""
+    layer, shape = phase.layers[i], phase.bottom_shape(i)
+    param = layer.accuracy_param if layer.type == "Accuracy" else layer.softmax_param
+    if shape is None or not -len(shape) <= param.axis < len(shape):
         return None
-    readers = {name for name in types if reads_block(name, block)}
-    if block == "loss_param" and _INTEL_ONLY_TYPE not in types:
-        readers |= _BVLC_LOSS_READERS.intersection(types)
-    return frozenset(readers) or None
+    return shape[param.axis]
 
 
-@functools.cache
-def block_readers(types: frozenset[str]) -> Mapping[str, frozenset[str]]:
-    """Return the types that read each `*_param` block, except for blocks that any type may have."""
-    names = (field.name for field in pb.LayerParameter.DESCRIPTOR.fields if field.message_type)
-    found = {name: readers_of(name, types) for name in names if name.endswith("_param")}
-    return {name: readers for name, readers in found.items() if readers is not None}
+def find_origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
+    """Find the (layer, top) that a bottom comes from, through layers that pass it on unchanged."""
+    origin = phase.producer_through(i, b, lambda entry: entry.is_view)
+    return origin if origin is not None and origin[0] >= 0 else None
 
 
-def filler_fields(layer: pb.LayerParameter) -> Iterator[tuple[str, pb.FillerParameter]]:
-    """Yield each filler of a layer with its path, such as `convolution_param.weight_filler`."""
-    for block, value in layer.ListFields():
-        if block.message_type is None or not block.name.endswith("_param"):
-            continue
-        for field, filler in value.ListFields():
-            if field.message_type is not pb.FillerParameter.DESCRIPTOR:
-                continue
-            path = f"{block.name}.{field.name}"
-            if isinstance(filler, pb.FillerParameter):
-                yield path, filler
-            else:
-                yield from ((f"{path}[{i}]", each) for i, each in enumerate(filler))
-
-
-@old_net_rule(
-    "old-format",
-    "note",
-    "a net in the old format (`layers`)",
-    what="the net has {count} `layers` in the old format",
-    effect="Caffe upgrades it whenever it reads it; lint checked the upgraded net",
-    write="convert it with `caffe-recipes upgrade FILE`",
-)
-@old_net_rule(
-    "upgrade-refused",
-    "error",
-    "a net in the old format that Caffe cannot upgrade",
-    effect="Caffe aborts when it reads the net",
-)
-def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetParameter], list[Finding]]:
-    """Return a net in the old format as Caffe upgrades it, with places in the old text, and the findings.
-
-    A net that Caffe cannot upgrade is returned without layers.
-    """
-    old = document.message.layers
-    note = finding("old-format", "layers[0]", count=len(old))
-    try:
-        return as_current_net(document), [note]
-    except PrototxtError as error:
-        refused = finding("upgrade-refused", error.where, error.what, write=error.hint)
-        return dataclasses.replace(document, message=pb.NetParameter(input=["data"]), given=None), [refused]
-
-
-@dataclass(frozen=True)
-class DocumentWithData(Document[pb.NetParameter]):
-    """A net with a data layer above its own, whose places are those in the text without that layer."""
-
-    added: ClassVar[str] = "layer[0]."
-
-    def where(self, field: str = "") -> str:
-        """Return `file:line:column` of a field."""
-        match = LAYER.match(field)
-        return super().where(f"layer[{int(match[1]) - 1}]{field[match.end() :]}" if match else field)
-
-
-@phase_rule(
-    "no-data",
-    "error",
-    "a net in which no layer produces data, in either phase",
-    what="no layer produces data, and the net has no `input`",
-    effect="Caffe aborts: Unknown bottom blob; lint checked the net as if a layer produced data and label",
-    write="add a data layer for each phase, or an Input layer; a recipe that names the net adds its own",
-)
-def add_data(document: Document[pb.NetParameter]) -> tuple[DocumentWithData, list[Finding]]:
-    """Return a net without data with a layer that produces `data` and `label`, as recipes add it."""
-
-    def complete(net: Any) -> Any:  # noqa: ANN401 - of our schema, or of that of all Caffes
-        completed = type(net)(layer=[{"name": "of a recipe", "type": "HDF5Data", "top": ["data", "label"]}])
-        completed.MergeFrom(net)
-        return completed
-
-    given = None if document.given is None else complete(document.given)
-    net = complete(document.message)
-    added = DocumentWithData(document.path, document.text, net, NO_COMMENTS, document.offsets, given=given)
-    return added, [finding("no-data", "")]
+def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
+    """Return whether a bottom comes from a layer whose output is never a class number."""
+    origin = find_origin(phase, i, b)
+    return origin is not None and type_of(phase.layers[origin[0]]).is_never_label

@@ -7,40 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caffe_recipes.caffe.chain import Chain, ChainFacts, Link
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.config import Location, write_key
 from caffe_recipes.files.bounded_reads import read_bytes
-from caffe_recipes.recipe.graph import model_epochs, total_epochs
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.recipe.source import load_recipe, locate_keys
 from caffe_recipes.recipe.translate import original_name, translate
 from caffe_recipes.render.dialect import find_parts
 from caffe_recipes.render.prototxts import load_own_net, trace_own_net
 from caffe_recipes.render.tree import generate, net_file, placed_paths, solver_file
-from caffe_recipes.review.lint.chain import Chain, ChainFacts, Link
-from caffe_recipes.review.lint.check import (
-    check_chain,
-    check_net,
-    sort_findings,
-)
-from caffe_recipes.review.lint.inputs import (
-    GPU_DIALECTS,
-    check_mean_sizes,
-    check_records,
-    check_text,
-    convert_to_ours,
-    find_datum,
-)
-from caffe_recipes.review.lint.recipe_rules import (
-    accept_findings,
-    accepts,
-    check_cores,
-    check_recipe_values,
-    check_threads,
-    check_title,
-    check_tmp,
-)
-from caffe_recipes.review.lint.rules import split_place
+from caffe_recipes.review.lint.acceptance import accept_findings, accepts
+from caffe_recipes.review.lint.check import check_chain, check_net, sort_findings
+from caffe_recipes.review.lint.findings import split_place
+from caffe_recipes.review.lint.inputs import GPU_DIALECTS, check_text, convert_to_ours
+from caffe_recipes.review.lint.records import find_datum
+from caffe_recipes.review.lint.subjects import RECIPE_SUBJECTS, RecipeView, record_rule
 from caffe_recipes.review.naming import is_file
 from caffe_recipes.wording import describe_names
 
@@ -48,7 +30,7 @@ if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.recipe.model import Recipe
-    from caffe_recipes.review.lint.rules import Finding
+    from caffe_recipes.review.lint.findings import Finding
 
 _Locate = Callable[[Location], str]
 
@@ -119,21 +101,18 @@ def check_recipe(
     `root` and `lmdb_source` are as in `find_errors`.
     """
 
+    train = recipe.data.train
+
     def find_first(source: str) -> pb.Datum | None:
         staged_from = str(lmdb_source or train.source or "") if source == train.lmdb else ""
         return find_datum(source, root) or find_datum(staged_from, root)
 
     documents = {path: convert_to_ours(parse_lenient(text, path), dialect)[0] for path, text in texts.items()}
     chain = build_chain(recipe, documents, dialect)
-    yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
-    evaluated = documents[net_file(recipe, recipe.evaluation.net)] if recipe.evaluation else None
-    yield from check_recipe_values(recipe, locate, evaluated.message if evaluated else None)
-    yield from check_cores(chain.facts, locate(("cluster", "mlsl")))
-    yield from check_threads(chain.facts, locate(("cluster", "omp_num_threads")))
-    cluster, train = recipe.cluster, recipe.data.train
-    if cluster.tmp_gb is not None:
-        where = locate(("cluster", "tmp_gb"))
-        yield from check_tmp(chain, where, cluster.tmp_gb, train.lmdb, train.size_gb or 0)
+    evaluated = documents[net_file(recipe, recipe.evaluation.net)].message if recipe.evaluation else None
+    view = RecipeView(recipe, chain, evaluated, locate)
+    for subject in RECIPE_SUBJECTS:
+        yield from subject.run(view)
     yield from check_chain(chain)
     for name in recipe.nets:
         yield from check_net(
@@ -142,8 +121,7 @@ def check_recipe(
             datum_of=find_first,
             dialect=dialect,
         )
-        yield from check_records(documents[net_file(recipe, name)], root)
-        yield from check_mean_sizes(documents[net_file(recipe, name)], root, find_first)
+        yield from record_rule.run(documents[net_file(recipe, name)], root, find_first)
     for path, text in texts.items():
         yield from check_text(text, path, dialect)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import find_rate_problem
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.review.diff.changes import RateChange
 from caffe_recipes.review.diff.documents import EpochScale, diff_documents, diff_rates, diff_solvers
-from caffe_recipes.review.lint.chain import find_rate_problem
 
 AUTHORS = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara" / "resnet50_custom_lr"
 INIT = (

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Chain, Link
 from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
@@ -20,7 +21,6 @@ from caffe_recipes.review.inspect.schedules import (
     schedule_chain,
     schedule_recipe,
 )
-from caffe_recipes.review.lint.chain import Chain, Link
 
 Write = Callable[[str, str], str]
 

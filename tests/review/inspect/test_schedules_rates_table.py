@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.chain import Chain, Link
 from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.cli.lr import lr
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.inspect.schedules import rate_rows, render_rates
-from caffe_recipes.review.lint.chain import Chain, Link
 
 Floats = npt.NDArray[np.float32]
 

@@ -13,9 +13,10 @@ import yaml
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_document
 from caffe_recipes.review.lint.check import check_net
+from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.rules import RULES, Finding
+from caffe_recipes.review.lint.registry import load_rules
 
 CheckText = Callable[..., dict[str, Finding]]
 Change = Callable[[dict[str, Any]], object]
@@ -24,7 +25,7 @@ LintRecipe = Callable[[str, Change], list[Finding]]
 
 def ids_judging(*subjects: str) -> set[str]:
     """Give the ids of the rules whose subject starts with one of these words."""
-    return {name for name, rule in RULES.items() if rule.subject.startswith(subjects)}
+    return {name for name, rule in load_rules().items() if rule.subject.startswith(subjects)}
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def check_text() -> CheckText:
     def check(text: str, **known: object) -> dict[str, Finding]:
         found = check_net(parse_document(text, "net.prototxt", pb.NetParameter), **known)  # type: ignore[arg-type]
         for finding in found:
-            assert finding.severity == RULES[finding.id].severity
+            assert finding.severity == load_rules()[finding.id].severity
             assert finding.what and finding.effect and finding.write
             assert finding.where.startswith("net.prototxt")
         first: dict[str, Finding] = {}

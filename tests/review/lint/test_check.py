@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from caffe_recipes.review.lint.chain import Chain
+from caffe_recipes.caffe.chain import Chain
 from caffe_recipes.review.lint.check import check_chain, sort_findings
-from caffe_recipes.review.lint.rules import Finding, finding, split_place
+from caffe_recipes.review.lint.findings import Finding, split_place
+from caffe_recipes.review.lint.registry import finding
 
 ONE = finding("join-jump", "a", "it jumps", write="base_lr: 1")
 

@@ -13,7 +13,8 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_document, parse_document
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.check import check_net
-from caffe_recipes.review.lint.rules import RULES, SEVERITIES
+from caffe_recipes.review.lint.findings import SEVERITIES
+from caffe_recipes.review.lint.registry import load_rules
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara"
 NETS = sorted((Path(__file__).parent / "zoo").glob("*.prototxt"))
@@ -89,7 +90,7 @@ def test_findings_come_gravest_first_and_their_ids_are_all_in_the_table() -> Non
     found = check_net(parse_document(wrong, "n.prototxt", pb.NetParameter))
     ranks = [SEVERITIES.index(finding.severity) for finding in found]
     assert ranks == sorted(ranks) and set(ranks) == {0, 1, 2}
-    assert {finding.id for finding in found} <= RULES.keys()
+    assert {finding.id for finding in found} <= load_rules().keys()
 
 
 def test_a_net_of_the_old_format_is_checked_as_caffe_upgrades_it() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe.dialects.check import TITLES
+from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.rules import Finding
 from tests.review.conftest import LintSolvers, net_text
 
 DATA = """layer { name: "d" type: "Data" top: "data" top: "label"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.rules import Finding
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara"
 pytestmark = pytest.mark.skipif(

@@ -8,11 +8,11 @@ from typing import NoReturn
 
 import pytest
 
+from caffe_recipes.caffe.chain import phase_name_from_path, phase_order
 from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.folders import find_chain, lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.rules import Finding
-from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path, phase_order
 from tests.review.conftest import net_text, solver_text
 
 HALF = {

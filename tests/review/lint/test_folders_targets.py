@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.review.lint.check import explain_rule
+from caffe_recipes.review.lint.explain import explain_rule
 from caffe_recipes.review.lint.folders import is_at_least, is_recipe, lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.lint.registry import finding
 from tests.review.conftest import LintSolvers
 
 

@@ -11,7 +11,8 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.folders import lint
-from caffe_recipes.review.lint.inputs import LintOptions, find_datum
+from caffe_recipes.review.lint.inputs import LintOptions
+from caffe_recipes.review.lint.records import find_datum
 from tests.review.conftest import LintSolvers, net_text, solver_text
 
 

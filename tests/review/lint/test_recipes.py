@@ -11,10 +11,10 @@ from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate, write_files
+from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.folders import is_at_least, lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.recipes import find_errors
-from caffe_recipes.review.lint.rules import Finding
 from tests.review.lint.conftest import LintRecipe
 from tests.shipped import OF_CAFFE
 
