@@ -72,7 +72,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         environment = {**os.environ, "PYTHONHASHSEED": str(seed), "SOURCE_DATE_EPOCH": str(seed)}
         argv = [sys.executable, "-c", EACH_COMMAND, json.dumps(COMMANDS)]
         done = subprocess.run(
-            argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+            argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
     return folders
