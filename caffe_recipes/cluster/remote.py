@@ -305,7 +305,7 @@ _ANSWERS = {
 
 
 def _ask(host: Host, verb: str, path: str, root: Path, *words: str, limit_s: float = COMMAND_S) -> list[str]:
-    hint, valid = "remove it if it is yours, or snapshot to another folder", _ANSWERS[verb]
+    hint, valid = "remove it, or snapshot to another folder", _ANSWERS[verb]
     return ask_node(host, f"file-{verb}", path, str(root), *words, timeout_s=limit_s, hint=hint, valid=valid)
 
 

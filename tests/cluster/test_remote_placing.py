@@ -392,7 +392,7 @@ def test_files_made_by_somebody_else_are_named_and_kept(place: Place, attack: st
         lambda: place.place(host=RecordingHost("n1", unseen=(str(place.kept),))),
     ]
     for act in acts:
-        with pytest.raises(ClusterError, match=rf"n1:{target}: {what}; remove it if it is yours, or "):
+        with pytest.raises(ClusterError, match=rf"n1:{target}: {what}; remove it, or snapshot to"):
             act()
     drop_files([LocalHost("n1")], place.root, [(str(target), SHA256)])
     now = target.lstat()
