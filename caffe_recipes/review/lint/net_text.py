@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from caffe_recipes.caffe import pb
 from caffe_recipes.review.lint.registry import finding
 from caffe_recipes.wording import plural
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe import pb
     from caffe_recipes.caffe.chain import Net
     from caffe_recipes.caffe.layer_types.dimensions import Shape
     from caffe_recipes.review.lint.findings import Finding

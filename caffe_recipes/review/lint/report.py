@@ -134,6 +134,7 @@ def _render_counts(groups: Sequence[Sequence[Finding]]) -> str:
     """Return how many blocks of each severity there are, and in how many places if these are more.
 
     >>> one = Finding("join-jump", "note", "s.prototxt", "what", "effect", "write")
+    >>> from dataclasses import replace
     >>> _render_counts([[one], [one, one], [replace(one, accepted="as published")]])
     '0 errors, 0 warnings, 2 notes in 3 places; 1 accepted'
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.chain import sub_document
 from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.render.headers import MARK
@@ -18,7 +19,6 @@ from caffe_recipes.review.naming import find_at_path, find_beside, find_shared
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from caffe_recipes.caffe import pb
     from caffe_recipes.caffe.chain import Net, Solver
     from caffe_recipes.review.lint.findings import Finding
 

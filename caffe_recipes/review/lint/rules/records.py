@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe.weights import mean_shape, show_image
 from caffe_recipes.errors import DataError
-from caffe_recipes.review.inspect.nets import read_first_datum
 from caffe_recipes.review.lint.net_view import record_shape
-from caffe_recipes.review.lint.records import read_mean
 from caffe_recipes.review.lint.registry import finding
 from caffe_recipes.review.lint.subjects import record_rule
 
@@ -40,6 +38,10 @@ def check_records(net: Document[pb.NetParameter], root: Path | None, datum_of: D
 
     Those that do not exist here may exist on the cluster, where `preflight` looks for them.
     """
+    # Imported late, since `lint --rules` reads no data.
+    from caffe_recipes.review.inspect.nets import read_first_datum
+    from caffe_recipes.review.lint.records import read_mean
+
     seen: set[tuple[str, str]] = set()
     for index, layer in enumerate(net.message.layer):
         source, mean = layer.data_param.source, layer.transform_param.mean_file
@@ -73,6 +75,8 @@ def check_mean_sizes(
 
     Source: BVLC Caffe, src/caffe/data_transformer.cpp: channels, height and width must agree.
     """
+    from caffe_recipes.review.lint.records import read_mean  # see check_records
+
     for index, layer in enumerate(net.message.layer):
         param, source = layer.transform_param, layer.data_param.source
         datum = datum_of(source) if source and param.mean_file else None
