@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from caffe_recipes.caffe.logs import SATURATED_LOSS, Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
+from caffe_recipes.caffe.measurements import is_accuracy
 from caffe_recipes.cluster.launcher import RankExitReader, describe_signal
 from caffe_recipes.cluster.ranks import Pulse, Silence, Straggler, find_straggler, find_unstarted
 from caffe_recipes.run.trainer import Training
@@ -214,13 +215,10 @@ def measure(
     )
 
 
-_ACCURACIES = ("top-1", "top1", "accuracy", "acc")
-
-
 def accuracies(summary: LogSummary) -> Iterator[tuple[int, float]]:
     """Yield the iteration and the accuracy of each test, by the names that such outputs usually have."""
     for test in summary.tests:
-        found = [value for name, value in test.outputs.items() if name.lower().endswith(_ACCURACIES)]
+        found = [value for name, value in test.outputs.items() if is_accuracy(name)]
         if found:
             yield test.iteration, found[-1]
 
