@@ -203,17 +203,21 @@ _MOST_COLONS = 6  # of a line that is whole, except where a name has some
 
 _COUNT = r"(\d{1,18})"
 _NUMBER = r"([-+]?(?:nan|inf|\d+(?:\.\d*)?(?:e[-+]?\d+)?))"
-_VALUE = rf"(\S+|.+) = {_NUMBER}(?: \(\* [^(]*\))?"  # a loss is followed by its weight and their product
+_VALUE = rf"(\S+|.+) = {_NUMBER}(?: \(\* [^(\n]*\))?"  # a loss is followed by its weight and their product
+_LOSS = rf"Iteration {_COUNT}(?: \([^()\n]*\))?, (?:\S+ep, )?loss = {_NUMBER}"
+_RATE = rf"Iteration {_COUNT}, lr = {_NUMBER}"
+_TRAIN_OUTPUT = rf"Train net output #{_COUNT}: {_VALUE}"
+_PLACE = r"\S+ +(?:[\[(][\d.]{1,19}[\])] +)?"
 
 _MORE = r"(?:, .*)?"
 
 # What follows the source line. In NVIDIA Caffe, the rank and device come between them: `[0.1]` of a TRAIN
 # net, `(0.1)` of a TEST net.
 _PATTERNS: list[tuple[str, type[Event]]] = [
-    (rf"Iteration {_COUNT}(?: \([^()]*\))?, (?:\S+ep, )?loss = {_NUMBER}{_MORE}", Loss),
-    (rf"Iteration {_COUNT}, lr = {_NUMBER}{_MORE}", Rate),
+    (rf"{_LOSS}{_MORE}", Loss),
+    (rf"{_RATE}{_MORE}", Rate),
     (rf"Iteration {_COUNT}, waited (.+)", Waited),
-    (rf"Train net output #{_COUNT}: {_VALUE}", TrainOutput),
+    (_TRAIN_OUTPUT, TrainOutput),
     (rf"Test net output (?:mAP )?#{_COUNT}: {_VALUE}", TestOutput),
     (rf"(?=Test score #{_COUNT})Test (score) #\d+: {_NUMBER}", TestOutput),
     (rf"Iteration {_COUNT}, Testing net(?: \(#{_COUNT}\))?", TestStarted),
@@ -256,11 +260,19 @@ def _compile() -> tuple[re.Pattern[str], list[tuple[type[Event], tuple[int, ...]
             kinds.extend([(kind, (*_STAMP, *range(first, first + count)))] * (count + 1))
         return "|".join(f"({pattern})" for pattern, _ in patterns)
 
-    solver = rf"\S+ +(?:[\[(][\d.]{{1,19}}[\])] +)?(?:{join(_PATTERNS)})"
+    solver = rf"{_PLACE}(?:{join(_PATTERNS)})"
     return re.compile(rf"{_GLOG}(?:{solver}|caffe\.cpp:\d+\] (?:{join(_TEST_PATTERNS)}))"), kinds
 
 
 _EVENT_LINE, _KINDS = _compile()
+# The lines that are most of a log, in one search of a text of many lines: the year, day, time, microseconds,
+# then the values of a Loss, a Rate and a TrainOutput; and at the end any other line, for `find_event`.
+_COMMON = re.compile(
+    rf"^(?:\[0\] )?I{_GLOG.removeprefix('([IWEF])')}{_PLACE}"
+    rf"(?:{_LOSS}|{_RATE}|{_TRAIN_OUTPUT.replace('|.+', '')})$|^(.*)$",
+    re.MULTILINE,
+)
+find_common = _COMMON.findall
 # Fatal messages that are not written by glog: those of protobuf, glog's signal handler and caffe-torch.
 _FATAL = re.compile(r"\[libprotobuf FATAL \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
 _COMPLAINT = re.compile(r"\[libprotobuf ERROR \S+\] (.+)")

@@ -6,7 +6,7 @@ restart if it reads a solverstate, and a join if it starts from a caffemodel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -30,6 +30,7 @@ from caffe_recipes.caffe.logs import (
     TestOutput,
     TestStarted,
     TrainOutput,
+    find_common,
     find_event,
     split_rank,
 )
@@ -64,6 +65,9 @@ class Measurement(NamedTuple):
     value: float
 
 
+_new = tuple.__new__  # faster than a named tuple's own, whose millions are most of the time
+
+
 @dataclass
 class LoggedRun:
     """One run in a log; the iterations are the first and last whose loss is shown."""
@@ -85,49 +89,53 @@ class _LogClock:
     """Turns the times of glog, most without a year, into seconds since the first of them."""
 
     def __init__(self) -> None:
-        self._minute = ("", "", "")
-        self._base_s: float | None = None
-        self._first_s: float | None = None
-        self._year, self._day, self._is_leap = 0, 0, False
+        self._last: tuple[str | None, ...] = ()  # the year, day and time that `_base_us` is for
+        self._base_us: int | None = None  # of that second, since the first time
+        self._first_us: int | None = None
+        self._date: tuple[str | None, str] = None, ""
+        self._days: int | None = None
+        self._years_days, self._day, self._is_leap = 0, 0, False
 
     def seconds(
         self, year: str | None, day: str | None, clock: str | None, micro: str | None
     ) -> float | None:
         """Return the seconds; None if there is no such time. A step back of half a year is a new year."""
-        if clock is None or micro is None or day is None:
+        if (year, day, clock) != self._last:
+            self._last = year, day, clock
+            self._base_us = self._find_base(year, day, clock) if day and clock else None
+            if self._base_us is not None:
+                if self._first_us is None:
+                    self._first_us = self._base_us + int(micro or 0)
+                self._base_us -= self._first_us
+        if self._base_us is None or micro is None:
             return None
-        if (year, day, clock) != self._minute:
-            self._minute = (year, day, clock)  # type: ignore[assignment]
-            self._base_s = self._find_base(year, day, clock)
-        if self._base_s is None:
-            return None
-        now = self._base_s + int(micro) * 1e-6
-        if self._first_s is None:
-            self._first_s = now
-        return round(now - self._first_s, 6)
+        return (self._base_us + int(micro)) / 1_000_000
 
-    def _find_base(self, year: str | None, day: str, clock: str) -> float | None:
+    def _find_base(self, year: str | None, day: str, clock: str) -> int | None:
+        if self._date != (year, day):
+            self._date = year, day
+            self._days = self._count_days(int(year) if year else None, int(day[:2]), int(day[2:]))
         hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:])
-        days = self._count_days(int(year) if year else None, int(day[:2]), int(day[2:]))
-        if days is None or hour > 23 or minute > 59 or second > 60:
+        if self._days is None or hour > 23 or minute > 59 or second > 60:
             return None
-        return days * 86400.0 + hour * 3600 + minute * 60 + second
+        return (self._days * 86400 + hour * 3600 + minute * 60 + second) * 1_000_000
 
     def _count_days(self, year: int | None, month: int, day: int) -> int | None:
         # Without a year, a year is a leap year if the log shows its 29 February.
         self._is_leap |= (month, day) == (2, 29)
+        any_year = 2000 if self._is_leap else 2001
         try:
-            days = date(year or (2000 if self._is_leap else 2001), month, day).toordinal()
+            days = date(year or any_year, month, day).toordinal()
         except ValueError:
             return None
         if year:
             return days
-        days -= date(2000 if self._is_leap else 2001, 1, 1).toordinal()
+        days -= date(any_year, 1, 1).toordinal()
         if days < self._day - 182:
-            self._year += 366 if self._is_leap else 365
+            self._years_days += 366 if self._is_leap else 365
             self._is_leap = False
         self._day = days
-        return self._year + days
+        return self._years_days + days
 
 
 Parse = Callable[[str], Sequence[Event]]
@@ -167,40 +175,64 @@ class MeasuredLog:
     _index: int = -1
     _names: dict[str, int] = field(default_factory=dict)
 
-    def read(self, lines: Iterable[str]) -> list[Measurement]:
+    def read(self, lines: Sequence[str]) -> list[Measurement]:
         """Return the measurements in further lines."""
         rows: list[Measurement] = []
-        for line in lines:
+        seconds, before = self._clock.seconds, self.lines
+        found = find_common("\n".join(lines)) if lines else []
+        for year, day, clock, micro, loss_at, loss, rate_at, rate, index, name, value, other in found:
             self.lines += 1
-            found = find_event(line)
-            if found is None:
-                self._read_other(line, rows)
+            if not clock:
+                self._read_other(other, rows)
                 continue
-            kind, rank, texts = found
-            take = _MEASURED.get(kind)
-            if rank:
-                self.others += take is not None and kind is not TestStarted
-                if kind is Fatal:
-                    self._run().fatal = self._run().fatal or f"rank {rank}: {texts[4]}"
-                continue
-            seconds = self._clock.seconds(*texts[:4])
-            if take is None:
-                self._note(kind, texts[4:])
-            elif (measured := take(self, texts[4:], seconds)) is not None:
-                rows.append(measured)
+            at_s = seconds(year, day, clock, micro)
+            if loss_at:
+                row = self._loss((loss_at, loss), at_s)
+            elif rate_at:
+                row = self._rate((rate_at, rate), at_s)
+            else:
+                row = self._train_output((index, name, value), at_s)
+            if row is not None:
+                rows.append(row)
+        assert self.lines == before + len(lines)
         self.measurements += len(rows)
         return rows
 
     def _read_other(self, line: str, rows: list[Measurement]) -> None:
-        rank, text = split_rank(line.rstrip("\r\n"))
+        """Read a line that is not one of the most common ones."""
+        found = find_event(line)
+        if found is None:
+            self._read_unknown(line, rows)
+            return
+        kind, rank, texts = found
+        if rank:
+            self._pass_by(kind, rank, texts)
+            return
+        year, day, clock, micro, *values = texts
+        self._take(kind, values, self._clock.seconds(year, day, clock, micro), rows)
+
+    def _take(
+        self, kind: type[Event], values: Sequence[Any], seconds: float | None, rows: list[Measurement]
+    ) -> None:
+        take = _MEASURED.get(kind)
+        if take is None:
+            self._note(kind, values)
+        elif (row := take(self, values, seconds)) is not None:
+            rows.append(row)
+
+    def _pass_by(self, kind: type[Event], rank: int, texts: Sequence[str | None]) -> None:
+        """Count a line of another rank, of which only a fatal message is read."""
+        if kind is Fatal:
+            self._run().fatal = self._run().fatal or f"rank {rank}: {texts[4]}"
+        else:
+            self.others += kind in _MEASURED and kind is not TestStarted
+
+    def _read_unknown(self, line: str, rows: list[Measurement]) -> None:
+        """Read a line that Caffe does not write."""
+        rank, text = split_rank(line)
         events = () if rank else self.parse(text)
         for event in events:
-            values = tuple(vars(event).values())
-            take = _MEASURED.get(type(event))
-            if take is None:
-                self._note(type(event), values)
-            elif (measured := take(self, values, None)) is not None:
-                rows.append(measured)
+            self._take(type(event), tuple(vars(event).values()), None, rows)
         if any(word in text for word in _MEASURES):
             self._lose()
         elif not events:
@@ -210,7 +242,7 @@ class MeasuredLog:
         self.unreadable += 1
         self.first_unreadable = self.first_unreadable or self.lines
 
-    def _note(self, kind: type[Event], values: tuple[Any, ...]) -> None:
+    def _note(self, kind: type[Event], values: Sequence[Any]) -> None:
         text = str(values[0]) if values else ""
         if kind is Finetuning:
             self._weights = text
@@ -237,7 +269,7 @@ class MeasuredLog:
         self._iteration, self._phase = None, ""
         return self.runs[-1]
 
-    def _loss(self, values: tuple[Any, ...], seconds: float | None) -> Measurement:
+    def _loss(self, values: Sequence[Any], seconds: float | None) -> Measurement:
         iteration = int(values[0])
         run = self._run()
         if run.last_iter is not None and iteration < run.last_iter:
@@ -246,13 +278,14 @@ class MeasuredLog:
             run.first_iter = iteration
         run.last_iter = iteration
         self._expect(iteration, "train", 0)
-        return Measurement(run.number, iteration, seconds, "train", 0, LOSS, float(values[1]))
+        return _new(Measurement, (run.number, iteration, seconds, "train", 0, LOSS, float(values[1])))
 
-    def _rate(self, values: tuple[Any, ...], seconds: float | None) -> Measurement:
+    def _rate(self, values: Sequence[Any], seconds: float | None) -> Measurement:
         self._phase = ""
-        return Measurement(self._run().number, int(values[0]), seconds, "train", 0, RATE, float(values[1]))
+        run = self._run()
+        return _new(Measurement, (run.number, int(values[0]), seconds, "train", 0, RATE, float(values[1])))
 
-    def _test(self, values: tuple[Any, ...], seconds: float | None) -> None:
+    def _test(self, values: Sequence[Any], seconds: float | None) -> None:
         self._expect(int(values[0]), "test", int(values[1] or 0))
 
     def _expect(self, iteration: int, phase: str, net: int) -> None:
@@ -264,13 +297,13 @@ class MeasuredLog:
         number = self._names[name] = self._names.get(name, -1) + 1
         return f"{name}#{number}" if number else name
 
-    def _train_output(self, values: tuple[Any, ...], seconds: float | None) -> Measurement | None:
+    def _train_output(self, values: Sequence[Any], seconds: float | None) -> Measurement | None:
         return self._output("train", values, seconds)
 
-    def _test_output(self, values: tuple[Any, ...], seconds: float | None) -> Measurement | None:
+    def _test_output(self, values: Sequence[Any], seconds: float | None) -> Measurement | None:
         return self._output("test", values, seconds)
 
-    def _output(self, phase: str, values: tuple[Any, ...], seconds: float | None) -> Measurement | None:
+    def _output(self, phase: str, values: Sequence[Any], seconds: float | None) -> Measurement | None:
         index = int(values[0])
         if phase != self._phase or index <= self._index:  # the line with the iteration is lost
             self._phase = ""
@@ -278,28 +311,29 @@ class MeasuredLog:
             return None
         self._index = index
         name = self._name(values[1])
-        return Measurement(
-            self._run().number, self._iteration, seconds, phase, self._net, name, float(values[2])
+        run = self._run()
+        return _new(
+            Measurement, (run.number, self._iteration, seconds, phase, self._net, name, float(values[2]))
         )
 
-    def _batch(self, values: tuple[Any, ...], seconds: float | None) -> Measurement:
+    def _batch(self, values: Sequence[Any], seconds: float | None) -> Measurement:
         batch = int(values[0])
         if (self._phase, self._iteration) != ("batch", batch):
             self._expect(batch, "batch", 0)
         name = self._name(values[1])
         return Measurement(self._run().number, batch, seconds, "batch", 0, name, float(values[2]))
 
-    def _mean(self, values: tuple[Any, ...], seconds: float | None) -> Measurement:
+    def _mean(self, values: Sequence[Any], seconds: float | None) -> Measurement:
         if self._phase != "mean":
             self._expect(0, "mean", 0)
         name = self._name(values[0])
         return Measurement(self._run().number, None, seconds, "mean", 0, name, float(values[1]))
 
-    def _mean_loss(self, values: tuple[Any, ...], seconds: float | None) -> Measurement:
+    def _mean_loss(self, values: Sequence[Any], seconds: float | None) -> Measurement:
         return Measurement(self._run().number, None, seconds, "mean", 0, _TOTAL, float(values[0]))
 
 
-_MEASURED: dict[type[Event], Callable[[MeasuredLog, tuple[Any, ...], float | None], Measurement | None]] = {
+_MEASURED: dict[type[Event], Callable[[MeasuredLog, Sequence[Any], float | None], Measurement | None]] = {
     Loss: MeasuredLog._loss,
     Rate: MeasuredLog._rate,
     TrainOutput: MeasuredLog._train_output,

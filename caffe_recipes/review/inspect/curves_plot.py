@@ -91,7 +91,7 @@ def _draw_panel(axes: Axes, curve: Curve, axis: XAxis, index: int, panel: str) -
     style = line_style(index)
     end: End | None = None
     if panel == "accuracy":
-        for key in filter(is_top1, curve.measured()):
+        for key in sorted(filter(is_top1, curve.measured()), key=lambda key: key[0] == "test"):
             end = _draw_accuracy(axes, curve, axis, index, key) or end
     elif panel == "learning rate":
         for piece in curve.pieces:
@@ -129,10 +129,10 @@ def _draw_accuracy(axes: Axes, curve: Curve, axis: XAxis, index: int, key: Key) 
     xs, values = curve.points(key, axis)
     if key[0] == "test":
         axes.plot(xs, values, **style, linewidth=1.2, marker="o", markersize=2.2)
-        return (index, xs[-1], values[-1]) if xs else None
-    axes.plot(xs, values, color=style["color"], linewidth=0.6, alpha=_FAINT)
-    axes.plot(xs, smooth(values), color=style["color"], linewidth=0.8, linestyle=":")
-    return None
+    else:
+        axes.plot(xs, values, color=style["color"], linewidth=0.6, alpha=_FAINT)
+        axes.plot(xs, smooth(values), color=style["color"], linewidth=0.8, linestyle=":")
+    return (index, xs[-1], values[-1]) if xs else None
 
 
 def _draw_published(axes: Axes, curves: Sequence[Curve], panel: str) -> None:
@@ -244,12 +244,12 @@ def _write_key(axes: Axes, curves: Sequence[Curve], panel: str) -> None:
     """Write what the lines and circles of a panel are, where that is not obvious."""
     keys = [key for curve in curves for key in curve.measured()]
     if panel == "loss" and any(map(is_loss, keys)):
-        text = "line: training, smoothed; circles: test"
+        text, y, side = "line: training, smoothed; circles: test", 0.97, "top"
     elif panel == "accuracy" and any(is_top1(key) and key[0] == "train" for key in keys):
-        text = "line: test; dots: training, smoothed"
+        text, y, side = "line: test; dots: training, smoothed", 0.04, "bottom"
     else:
         return
-    axes.text(0.99, 0.97, text, transform=axes.transAxes, fontsize=6.5, color=_GREY, ha="right", va="top")
+    axes.text(0.99, y, text, transform=axes.transAxes, fontsize=6.5, color=_GREY, ha="right", va=side)
 
 
 def _shorten(name: str) -> str:
