@@ -265,10 +265,10 @@ def _compile() -> tuple[re.Pattern[str], list[tuple[type[Event], tuple[int, ...]
 
 
 _EVENT_LINE, _KINDS = _compile()
-# The lines that are most of a log, in one search of a text of many lines: the year, day, time, microseconds,
-# then the values of a Loss, a Rate and a TrainOutput; and at the end any other line, for `find_event`.
+# The lines that are most of a log, in one search of a text of many lines: the rank, year, day, time and
+# microseconds, the values of a Loss, a Rate and a TrainOutput, and last any other line, for `find_event`.
 _COMMON = re.compile(
-    rf"^(?:\[0\] )?I{_GLOG.removeprefix('([IWEF])')}{_PLACE}"
+    rf"^(?:\[(\d{{1,18}})\] )?I{_GLOG.removeprefix('([IWEF])')}{_PLACE}"
     rf"(?:{_LOSS}|{_RATE}|{_TRAIN_OUTPUT.replace('|.+', '')})$|^(.*)$",
     re.MULTILINE,
 )

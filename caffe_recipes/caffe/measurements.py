@@ -178,12 +178,15 @@ class MeasuredLog:
     def read(self, lines: Sequence[str]) -> list[Measurement]:
         """Return the measurements in further lines."""
         rows: list[Measurement] = []
-        seconds, before = self._clock.seconds, self.lines
+        seconds = self._clock.seconds
         found = find_common("\n".join(lines)) if lines else []
-        for year, day, clock, micro, loss_at, loss, rate_at, rate, index, name, value, other in found:
+        for rank, year, day, clock, micro, loss_at, loss, rate_at, rate, index, name, value, other in found:
             self.lines += 1
             if not clock:
                 self._read_other(other, rows)
+                continue
+            if rank and int(rank):
+                self.others += 1
                 continue
             at_s = seconds(year, day, clock, micro)
             if loss_at:
@@ -194,7 +197,6 @@ class MeasuredLog:
                 row = self._train_output((index, name, value), at_s)
             if row is not None:
                 rows.append(row)
-        assert self.lines == before + len(lines)
         self.measurements += len(rows)
         return rows
 
