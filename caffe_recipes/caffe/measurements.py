@@ -99,17 +99,20 @@ class _LogClock:
     def seconds(
         self, year: str | None, day: str | None, clock: str | None, micro: str | None
     ) -> float | None:
-        """Return the seconds; None if there is no such time. A step back of half a year is a new year."""
+        """Return the seconds; None if there is no such time."""
+        base_us = self.base_us(year, day, clock, micro) if day and clock and micro else None
+        return None if base_us is None else (base_us + int(micro or 0)) / 1_000_000
+
+    def base_us(self, year: str | None, day: str, clock: str, micro: str) -> int | None:
+        """Return the microseconds of a time without its own; a step back of half a year is a new year."""
         if (year, day, clock) != self._last:
             self._last = year, day, clock
-            self._base_us = self._find_base(year, day, clock) if day and clock else None
+            self._base_us = self._find_base(year, day, clock)
             if self._base_us is not None:
                 if self._first_us is None:
-                    self._first_us = self._base_us + int(micro or 0)
+                    self._first_us = self._base_us + int(micro)
                 self._base_us -= self._first_us
-        if self._base_us is None or micro is None:
-            return None
-        return (self._base_us + int(micro)) / 1_000_000
+        return self._base_us
 
     def _find_base(self, year: str | None, day: str, clock: str) -> int | None:
         if self._date != (year, day):
@@ -178,7 +181,8 @@ class MeasuredLog:
     def read(self, lines: Sequence[str]) -> list[Measurement]:
         """Return the measurements in further lines."""
         rows: list[Measurement] = []
-        seconds = self._clock.seconds
+        last_day = last_clock = ""
+        base_us: int | None = None
         found = find_common("\n".join(lines)) if lines else []
         for rank, year, day, clock, micro, loss_at, loss, rate_at, rate, index, name, value, other in found:
             self.lines += 1
@@ -188,13 +192,17 @@ class MeasuredLog:
             if rank and int(rank):
                 self.others += 1
                 continue
-            at_s = seconds(year, day, clock, micro)
+            if clock != last_clock or day != last_day:  # seldom, where a second has several lines
+                last_day, last_clock = day, clock
+                base_us = self._clock.base_us(year, day, clock, micro)
+            seconds = None if base_us is None else (base_us + int(micro)) / 1_000_000
+            row: Measurement | None
             if loss_at:
-                row = self._loss((loss_at, loss), at_s)
+                row = self._loss((loss_at, loss), seconds)
             elif rate_at:
-                row = self._rate((rate_at, rate), at_s)
+                row = self._rate((rate_at, rate), seconds)
             else:
-                row = self._train_output((index, name, value), at_s)
+                row = self._train_output((index, name, value), seconds)
             if row is not None:
                 rows.append(row)
         self.measurements += len(rows)
@@ -296,8 +304,11 @@ class MeasuredLog:
 
     def _name(self, name: str) -> str:
         """Return the name of the next element of an output: `name`, `name#1`, ..., as in `Outputs`."""
-        number = self._names[name] = self._names.get(name, -1) + 1
-        return f"{name}#{number}" if number else name
+        if name not in self._names:
+            self._names[name] = 0
+            return name
+        self._names[name] += 1
+        return f"{name}#{self._names[name]}"
 
     def _train_output(self, values: Sequence[Any], seconds: float | None) -> Measurement | None:
         return self._output("train", values, seconds)
