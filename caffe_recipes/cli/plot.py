@@ -134,7 +134,7 @@ def _plot_curves(names: tuple[str, ...], out: Path, axis: XAxis | None, counts: 
     from caffe_recipes.run.monitor.curves import is_run, load_run_curve
 
     kind = "csv" if out.suffix.lower() == ".csv" else format_of(out)
-    curves: list[found.Curve] = []
+    curves: list[found.TrainingCurve] = []
     for name in names:
         if is_run(name, root):
             curves.append(load_run_curve(name, root))

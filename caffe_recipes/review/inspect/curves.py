@@ -98,7 +98,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Mark:
+class CurveMark:
     """A place where something changed: the join of two phases, a restart, or the end of a warm-up."""
 
     x: float
@@ -107,7 +107,7 @@ class Mark:
 
 
 @dataclass
-class Curve:
+class TrainingCurve:
     """The training of one model; the published results are those of its recipe, where it has any."""
 
     name: str
@@ -124,16 +124,16 @@ class Curve:
         parts = [piece.points(key, axis) for piece in self.pieces]
         return [x for xs, _ in parts for x in xs], [y for _, ys in parts for y in ys]
 
-    def marks(self, axis: XAxis) -> Iterator[Mark]:
+    def marks(self, axis: XAxis) -> Iterator[CurveMark]:
         """Yield where pieces join or restart, and where their warm-up ends."""
         for index, piece in enumerate(self.pieces):
             xs, rates = piece.points(("train", 0, RATE), axis)
             start = _first_x(piece, axis)
             if index and start is not None:
-                yield Mark(start, "restart" if piece.is_restart else "join", piece.name)
+                yield CurveMark(start, "restart" if piece.is_restart else "join", piece.name)
             peak = warmup_end(rates)
             if peak and not piece.is_restart:
-                yield Mark(xs[peak], "warm-up")
+                yield CurveMark(xs[peak], "warm-up")
 
 
 def _first_x(piece: Piece, axis: XAxis) -> float | None:
@@ -190,15 +190,15 @@ def load_pieces(path: Path) -> list[Piece]:
     return list(pieces.values())
 
 
-def load_log_curves(path: Path, epochs_per_iter: float | None) -> list[Curve]:
+def load_log_curves(path: Path, epochs_per_iter: float | None) -> list[TrainingCurve]:
     """Return the curves of a log: what starts from weights or a solverstate continues the run before it."""
-    curves: list[Curve] = []
+    curves: list[TrainingCurve] = []
     for piece in load_pieces(path):
         piece.epochs_per_iter = epochs_per_iter
         before = curves[-1].pieces[-1] if curves else None
         is_restart = bool(piece.run.state) or (piece.run.first_iter or 0) > 0
         if before is None or not (is_restart or piece.run.weights):
-            curves.append(Curve(path.name, [piece]))
+            curves.append(TrainingCurve(path.name, [piece]))
             continue
         piece.is_restart, piece.begins_iter = is_restart, before.begins_iter
         if is_restart:
@@ -214,13 +214,13 @@ def load_log_curves(path: Path, epochs_per_iter: float | None) -> list[Curve]:
     return curves
 
 
-def best_axis(curves: Sequence[Curve]) -> XAxis:
+def best_axis(curves: Sequence[TrainingCurve]) -> XAxis:
     """Return epochs if all curves know them, else iterations."""
     is_known = all(piece.epochs_per_iter is not None for curve in curves for piece in curve.pieces)
     return "epochs" if is_known else "iterations"
 
 
-def check_axis(curves: Sequence[Curve], axis: XAxis) -> None:
+def check_axis(curves: Sequence[TrainingCurve], axis: XAxis) -> None:
     """Raise InputError if a curve cannot be drawn over an axis."""
     for curve in curves:
         if axis == "epochs" and any(piece.epochs_per_iter is None for piece in curve.pieces):
@@ -242,7 +242,7 @@ def is_top1(key: Key) -> bool:
     return is_accuracy(key[2])
 
 
-def render_curves_csv(curves: Sequence[Curve]) -> Iterator[str]:
+def render_curves_csv(curves: Sequence[TrainingCurve]) -> Iterator[str]:
     """Yield the points of curves as rows of CSV: with the place on every axis that is known."""
     yield csv_row(("curve", "piece", *X_AXES, "phase", "net", "output", "value"))
     for curve in curves:

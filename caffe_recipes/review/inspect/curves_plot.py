@@ -10,7 +10,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.curves import (
     LOSS_KEY,
     RATE_KEY,
-    Curve,
+    TrainingCurve,
     Key,
     XAxis,
     is_loss,
@@ -32,7 +32,7 @@ _FAINT = 0.28
 _GREY = "0.45"
 
 
-def render_curves(curves: Sequence[Curve], axis: XAxis, kind: str) -> bytes:
+def render_curves(curves: Sequence[TrainingCurve], axis: XAxis, kind: str) -> bytes:
     """Return a plot of curves as svg, png or pdf, the same bytes on any machine.
 
     Raises InputError if matplotlib is missing, or if there is nothing or too much to draw.
@@ -44,14 +44,14 @@ def render_curves(curves: Sequence[Curve], axis: XAxis, kind: str) -> bytes:
     return render_figure(lambda: _draw(curves, axis, panels), kind)
 
 
-def _has(curve: Curve, panel: str) -> bool:
+def _has(curve: TrainingCurve, panel: str) -> bool:
     keys = curve.measured()
     if panel == "accuracy":
         return any(map(is_top1, keys))
     return LOSS_KEY in keys or any(map(is_loss, keys)) if panel == "loss" else RATE_KEY in keys
 
 
-def _draw(curves: Sequence[Curve], axis: XAxis, panels: Sequence[str]) -> Figure:
+def _draw(curves: Sequence[TrainingCurve], axis: XAxis, panels: Sequence[str]) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -86,7 +86,7 @@ def _draw(curves: Sequence[Curve], axis: XAxis, panels: Sequence[str]) -> Figure
 End = tuple[int, float, float]  # the number of a curve, and its last point
 
 
-def _draw_panel(axes: Axes, curve: Curve, axis: XAxis, index: int, panel: str) -> Iterator[End]:
+def _draw_panel(axes: Axes, curve: TrainingCurve, axis: XAxis, index: int, panel: str) -> Iterator[End]:
     """Draw what a curve has for a panel; yield its last point."""
     style = line_style(index)
     end: End | None = None
@@ -117,14 +117,14 @@ def _draw_panel(axes: Axes, curve: Curve, axis: XAxis, index: int, panel: str) -
         yield end
 
 
-def _tested(curve: Curve, key: Key, axis: XAxis) -> tuple[list[float], list[float]]:
+def _tested(curve: TrainingCurve, key: Key, axis: XAxis) -> tuple[list[float], list[float]]:
     """Return the results of tests, without that of the untrained net, whose statistics are empty."""
     xs, values = curve.points(key, axis)
     skipped = bool(curve.pieces[0].series.get(key) and curve.pieces[0].series[key].iterations[0] == 0)
     return xs[skipped:], values[skipped:]
 
 
-def _draw_accuracy(axes: Axes, curve: Curve, axis: XAxis, index: int, key: Key) -> End | None:
+def _draw_accuracy(axes: Axes, curve: TrainingCurve, axis: XAxis, index: int, key: Key) -> End | None:
     style = line_style(index)
     xs, values = curve.points(key, axis)
     if key[0] == "test":
@@ -135,7 +135,7 @@ def _draw_accuracy(axes: Axes, curve: Curve, axis: XAxis, index: int, key: Key) 
     return (index, xs[-1], values[-1]) if xs else None
 
 
-def _draw_published(axes: Axes, curves: Sequence[Curve], panel: str) -> None:
+def _draw_published(axes: Axes, curves: Sequence[TrainingCurve], panel: str) -> None:
     """Draw the published results as lines, each once."""
     if panel == "accuracy":
         found = {
@@ -163,7 +163,7 @@ def _draw_published(axes: Axes, curves: Sequence[Curve], panel: str) -> None:
 _DASHES = {"join": "solid", "restart": (0, (1, 1.5)), "warm-up": (0, (4, 2, 1, 2))}
 
 
-def _draw_marks(axes: Axes, curves: Sequence[Curve], axis: XAxis, *, is_top: bool) -> None:
+def _draw_marks(axes: Axes, curves: Sequence[TrainingCurve], axis: XAxis, *, is_top: bool) -> None:
     """Draw joins, restarts and the ends of warm-ups; name them above the top panel of a single curve."""
     from matplotlib.transforms import blended_transform_factory
 
@@ -196,7 +196,7 @@ def _draw_marks(axes: Axes, curves: Sequence[Curve], axis: XAxis, *, is_top: boo
         taken_px = x_px + (len(text) + 1) * _LETTER_IN * axes.figure.dpi
 
 
-def _set_limits(axes: Axes, curves: Sequence[Curve], axis: XAxis, panel: str) -> None:
+def _set_limits(axes: Axes, curves: Sequence[TrainingCurve], axis: XAxis, panel: str) -> None:
     """Set limits that a few outliers do not stretch."""
     axes.margins(x=0.01)
     if panel != "loss":
@@ -240,7 +240,7 @@ def _write_ends(axes: Axes, ends: Sequence[tuple[End, str]], panel_in: float) ->
             axes.plot([x, right], [y, leads_to], color=colour, linewidth=0.4, linestyle=(0, (1, 3)), zorder=1)
 
 
-def _write_key(axes: Axes, curves: Sequence[Curve], panel: str) -> None:
+def _write_key(axes: Axes, curves: Sequence[TrainingCurve], panel: str) -> None:
     """Write what the lines and circles of a panel are, where that is not obvious."""
     keys = [key for curve in curves for key in curve.measured()]
     if panel == "loss" and any(map(is_loss, keys)):

@@ -10,7 +10,7 @@ from pathlib import Path
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import images_before
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
-from caffe_recipes.review.inspect.curves import Curve, Piece, load_pieces
+from caffe_recipes.review.inspect.curves import TrainingCurve, Piece, load_pieces
 from caffe_recipes.run.events import Launch
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS
 from caffe_recipes.run.journal import JOURNAL, read_events
@@ -28,7 +28,7 @@ def is_run(name: str, root: str) -> bool:
     )
 
 
-def load_run_curve(given: str, root: str) -> Curve:
+def load_run_curve(given: str, root: str) -> TrainingCurve:
     """Return the curve of a run's main line, whose branches are left out.
 
     Raises InputError if the run does not exist, cannot be read or has measured nothing yet, and JournalError
@@ -52,7 +52,7 @@ def load_run_curve(given: str, root: str) -> Curve:
         before.until_iter = piece.run.first_iter if piece.is_restart else None
     reported = recipe.reported
     top1 = reported.top1_percent / 100 if reported.top1_percent else None
-    return Curve(posixpath.basename(posixpath.normpath(path)), pieces, top1, reported.loss)
+    return TrainingCurve(posixpath.basename(posixpath.normpath(path)), pieces, top1, reported.loss)
 
 
 def _load_launches(path: str, recipe: AnyRecipe, launches: list[Launch]) -> Iterator[Piece]:

@@ -5,7 +5,7 @@ import pytest
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.curves import (
     LOSS_KEY,
-    Mark,
+    CurveMark,
     check_axis,
     load_log_curves,
     render_curves_csv,
@@ -30,7 +30,7 @@ def test_a_run_that_starts_from_weights_continues_the_one_before(tmp_path: Path)
     assert curve.points(LOSS_KEY, "iterations") == ([0, 10, 10, 15], [4, 3, 2, 1])
     assert curve.points(LOSS_KEY, "epochs")[0] == [0, 5, 5, 7.5]
     assert curve.points(LOSS_KEY, "hours")[0] == [1 / 3600, 2 / 3600, 5 / 3600, 6 / 3600]
-    assert list(curve.marks("iterations")) == [Mark(10, "join", "b")]
+    assert list(curve.marks("iterations")) == [CurveMark(10, "join", "b")]
 
 
 def test_what_a_restart_trains_again_is_shown_once(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_trainings_that_start_afresh_are_curves_of_their_own(tmp_path: Path) -> 
 def test_the_end_of_a_warm_up_is_marked(tmp_path: Path) -> None:
     rates = [f"Iteration {at}, lr = {rate}" for at, rate in enumerate((0.1, 0.2, 0.3, 0.25))]
     (curve,) = load_log_curves(write(tmp_path / "x.log", *rates), None)
-    assert list(curve.marks("iterations")) == [Mark(2, "warm-up")]
+    assert list(curve.marks("iterations")) == [CurveMark(2, "warm-up")]
 
 
 def test_a_long_log_keeps_a_bounded_number_of_points(tmp_path: Path) -> None:

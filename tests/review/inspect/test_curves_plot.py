@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.review.inspect.curves import Curve, load_log_curves
+from caffe_recipes.review.inspect.curves import TrainingCurve, load_log_curves
 from caffe_recipes.review.inspect.curves_plot import render_curves
 
 pytest.importorskip("matplotlib")
 
 
-def curve(tmp_path: Path, name: str = "one.log") -> Curve:
+def curve(tmp_path: Path, name: str = "one.log") -> TrainingCurve:
     path = tmp_path / name
     path.write_text(
         "".join(
