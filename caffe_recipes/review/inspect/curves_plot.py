@@ -10,8 +10,8 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.curves import (
     LOSS_KEY,
     RATE_KEY,
-    TrainingCurve,
     Key,
+    TrainingCurve,
     XAxis,
     is_loss,
     is_top1,

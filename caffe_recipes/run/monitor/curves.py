@@ -10,7 +10,7 @@ from pathlib import Path
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import images_before
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
-from caffe_recipes.review.inspect.curves import TrainingCurve, Piece, load_pieces
+from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, load_pieces
 from caffe_recipes.run.events import Launch
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS
 from caffe_recipes.run.journal import JOURNAL, read_events
