@@ -1,7 +1,8 @@
 """Parse Caffe's log: lines become events, and events become a summary of the training so far.
 
 A line may begin with a launcher's label of its rank. Since glog 0.6, its time includes the year. Lines that
-are not about the training (the net's dump, other programs' output, two ranks in one line) are not events.
+are not about the training (the net's dump, other programs' output) are not events. Of a line that another
+rank's has torn, only the other one is read, since a number before it may lack its last digits.
 
 The lines are those of src/caffe/solver.cpp and sgd_solver.cpp in Intel, BVLC and NVIDIA Caffe. BVLC Caffe has
 the speed between an iteration and its loss. NVIDIA Caffe has the epochs, too, the device before most texts,
@@ -194,36 +195,47 @@ _RANK = re.compile(
     r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): |\[[^],\s]{1,99},(\d{1,18})\]<std(?:out|err)>: ?"
 )
 _LABEL = re.compile(r"\[\d{1,18}\] ")
-_GLOG = re.compile(r"([IWEF])(\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ (\S+\] (.*))")
+# What glog writes before the source line, with the label of a rank where another rank's line was torn.
+_GLOG = r"([IWEF])(\d{4})?(\d{4}) (\d\d:\d\d:\d\d)\.(\d{6}) +\d+ "
+_GLOG_LINE = re.compile(rf"{_GLOG}\S+\] (.*)")
+_TORN = re.compile(rf"(?:\[\d{{1,18}}\] ?|(?<!\d)\d{{1,9}}: )?{_GLOG}\S+\] ")
+_MOST_COLONS = 6  # of a line that is whole, except where a name has some
 
 _COUNT = r"(\d{1,18})"
 _NUMBER = r"([-+]?(?:nan|inf|\d+(?:\.\d*)?(?:e[-+]?\d+)?))"
-_VALUE = rf"(.+) = {_NUMBER}(?: \(\* [^(]*\))?"  # a loss is followed by its weight and their product
+_VALUE = rf"(\S+|.+) = {_NUMBER}(?: \(\* [^(\n]*\))?"  # a loss is followed by its weight and their product
+_LOSS = rf"Iteration {_COUNT}(?: \([^()\n]*\))?, (?:\S+ep, )?loss = {_NUMBER}"
+_RATE = rf"Iteration {_COUNT}, lr = {_NUMBER}"
+_TRAIN_OUTPUT = rf"Train net output #{_COUNT}: {_VALUE}"
+_PLACE = r"\S+ +(?:[\[(][\d.]{1,19}[\])] +)?"
 
-# The source line, and in NVIDIA Caffe the rank and device: `[0.1]` of a TRAIN net, `(0.1)` of a TEST net.
-_AT = r"\S+ +(?:[\[(][\d.]{1,19}[\])] +)?"
 _MORE = r"(?:, .*)?"
 
+# What follows the source line. In NVIDIA Caffe, the rank and device come between them: `[0.1]` of a TRAIN
+# net, `(0.1)` of a TEST net.
 _PATTERNS: list[tuple[str, type[Event]]] = [
-    (rf"{_AT}Iteration {_COUNT}(?: \([^()]*\))?, (?:\S+ep, )?loss = {_NUMBER}{_MORE}", Loss),
-    (rf"{_AT}Iteration {_COUNT}, lr = {_NUMBER}{_MORE}", Rate),
-    (rf"{_AT}Iteration {_COUNT}, waited (.+)", Waited),
-    (rf"{_AT}Train net output #{_COUNT}: {_VALUE}", TrainOutput),
-    (rf"{_AT}Test net output (?:mAP )?#{_COUNT}: {_VALUE}", TestOutput),
-    (rf"{_AT}(?=Test score #{_COUNT})Test (score) #\d+: {_NUMBER}", TestOutput),
-    (rf"{_AT}Iteration {_COUNT}, Testing net(?: \(#{_COUNT}\))?", TestStarted),
-    (rf"{_AT}Solving (.*?)(?: Learning Rate Policy: \S+)?", Started),
-    (rf"{_AT}Snapshotting to (?:(?:binary proto|HDF5) file )?(.+)", Snapshot),
-    (rf"{_AT}Snapshotting solver state to (?:(?:binary proto|HDF5) file )?(.+)", SolverState),
-    (rf"{_AT}Snapshot end", SnapshotEnded),
-    (rf"{_AT}Finetuning from (.+)", Finetuning),
-    (rf"{_AT}Resuming from (.+)", Resuming),
-    (rf"{_AT}Ignoring source layer (.+)", IgnoredLayer),
-    (rf"{_AT}Optimization Done(?:\.| in \S.*)", Done),
-    (rf"{_AT}Optimization stopped early\.", StoppedEarly),
-    (rf"caffe\.cpp:\d+\] Batch {_COUNT}, {_VALUE}", BatchOutput),
-    (rf"caffe\.cpp:\d+\] Loss: {_NUMBER}", MeanLoss),
-    (rf"caffe\.cpp:\d+\] {_VALUE}", MeanOutput),
+    (rf"{_LOSS}{_MORE}", Loss),
+    (rf"{_RATE}{_MORE}", Rate),
+    (rf"Iteration {_COUNT}, waited (.+)", Waited),
+    (_TRAIN_OUTPUT, TrainOutput),
+    (rf"Test net output (?:mAP )?#{_COUNT}: {_VALUE}", TestOutput),
+    (rf"(?=Test score #{_COUNT})Test (score) #\d+: {_NUMBER}", TestOutput),
+    (rf"Iteration {_COUNT}, Testing net(?: \(#{_COUNT}\))?", TestStarted),
+    (r"Solving (.*?)(?: Learning Rate Policy: \S+)?", Started),
+    (r"Snapshotting to (?:(?:binary proto|HDF5) file )?(.+)", Snapshot),
+    (r"Snapshotting solver state to (?:(?:binary proto|HDF5) file )?(.+)", SolverState),
+    (r"Snapshot end", SnapshotEnded),
+    (r"Finetuning from (.+)", Finetuning),
+    (r"Resuming from (.+)", Resuming),
+    (r"Ignoring source layer (.+)", IgnoredLayer),
+    (r"Optimization Done(?:\.| in \S.*)", Done),
+    (r"Optimization stopped early\.", StoppedEarly),
+]
+# Those of `caffe test`, after `caffe.cpp:N] `.
+_TEST_PATTERNS: list[tuple[str, type[Event]]] = [
+    (rf"Batch {_COUNT}, {_VALUE}", BatchOutput),
+    (rf"Loss: {_NUMBER}", MeanLoss),
+    (_VALUE, MeanOutput),
 ]
 # Only a number may be missing: that of the TEST net.
 _CONVERT: dict[object, Callable[[Any], Any]] = {
@@ -232,13 +244,74 @@ _CONVERT: dict[object, Callable[[Any], Any]] = {
     "str": str,
 }
 
-# Few lines of a log are events, and each event has one of these words, so other lines are skipped fast.
-_WORDS = re.compile(
-    r"Iteration|net output|Test score|Solving |Snapshot|Finetuning|Resuming|Ignoring|Optimization|caffe\.cpp"
+_STAMP = (2, 3, 4, 5)  # the groups of the year, day, time and microseconds
+
+
+def _compile() -> tuple[re.Pattern[str], list[tuple[type[Event], tuple[int, ...]]]]:
+    """Return one pattern for all lines with events, and by its last group the event and all its groups.
+
+    The last group to close is the one around the pattern of the event.
+    """
+    kinds: list[tuple[type[Event], tuple[int, ...]]] = [(Done, ())] * 6
+
+    def join(patterns: list[tuple[str, type[Event]]]) -> str:
+        for _, kind in patterns:
+            first, count = len(kinds) + 1, len(fields(kind))
+            kinds.extend([(kind, (*_STAMP, *range(first, first + count)))] * (count + 1))
+        return "|".join(f"({pattern})" for pattern, _ in patterns)
+
+    solver = rf"{_PLACE}(?:{join(_PATTERNS)})"
+    return re.compile(rf"{_GLOG}(?:{solver}|caffe\.cpp:\d+\] (?:{join(_TEST_PATTERNS)}))"), kinds
+
+
+_EVENT_LINE, _KINDS = _compile()
+# The lines that are most of a log, in one search of a text of many lines: the rank, year, day, time and
+# microseconds, the values of a Loss, a Rate and a TrainOutput, and last any other line, for `find_event`.
+_COMMON = re.compile(
+    rf"^(?:\[(\d{{1,18}})\] )?I{_GLOG.removeprefix('([IWEF])')}{_PLACE}"
+    rf"(?:{_LOSS}|{_RATE}|{_TRAIN_OUTPUT.replace('|.+', '')})$|^(.*)$",
+    re.MULTILINE,
 )
+find_common = _COMMON.findall
 # Fatal messages that are not written by glog: those of protobuf, glog's signal handler and caffe-torch.
 _FATAL = re.compile(r"\[libprotobuf FATAL \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
 _COMPLAINT = re.compile(r"\[libprotobuf ERROR \S+\] (.+)")
+
+
+Found = tuple[type[Event], int | None, tuple[str | None, ...]]
+
+
+def find_event(line: str) -> Found | None:
+    """Return the class of a line's event, its rank and its texts; None if it is not an event.
+
+    The texts are those of the time, as glog writes it: a year or None, `1120`, `11:49:33` and the
+    microseconds, which are all None if the line has no time; then the fields of the event. This is
+    `parse_line` without its objects, which take longer to build than the line to read.
+    """
+    rank: int | None = None
+    match = None if line.count(":") > _MOST_COLONS else _EVENT_LINE.fullmatch(line)
+    if match is None:
+        rank, line = split_rank(line.rstrip("\r\n"))
+        if line.count(":") > _MOST_COLONS - 2 and not line.startswith("F"):
+            rank, line = _drop_torn(rank, line)
+        match = _EVENT_LINE.fullmatch(line)
+    if match is not None and match[1] != "F":
+        kind, groups = _KINDS[match.lastindex or 0]
+        return kind, rank, match.group(*groups)
+    fatal = _GLOG_LINE.fullmatch(line)
+    if fatal and fatal[1] == "F":
+        return Fatal, rank, fatal.groups()[1:]
+    other = _without_glog(line)
+    return (type(other), rank, (None, None, None, None, other.text)) if other else None
+
+
+def _drop_torn(rank: int | None, line: str) -> tuple[int | None, str]:
+    """Drop the start of a line that another line of glog has torn; return the rank and text of that one."""
+    starts = [found.start() for found in _TORN.finditer(line, 1)]
+    if not starts:
+        return rank, line
+    own, text = split_rank(line[starts[-1] :])
+    return rank if own is None else own, text
 
 
 def parse_line(line: str, year: int = 2000) -> Entry | None:
@@ -247,30 +320,15 @@ def parse_line(line: str, year: int = 2000) -> Entry | None:
     >>> parse_line("[0] I1120 11:49:33.597681  6374 sgd_solver.cpp:219] Iteration 0, lr = 0.001").event
     Rate(iteration=0, rate=0.001)
     """
-    rank, line = split_rank(line.rstrip("\r\n"))
-    match = _GLOG.fullmatch(line)
-    if not match:
-        other = _without_glog(line)
-        return Entry(other, rank) if other else None
-    severity, stamp_year, *stamp, place_and_text, text = match.groups()
-    time = _time(int(stamp_year or year), stamp)
-    event = Fatal(text) if severity == "F" else _event(place_and_text)
-    return Entry(event, rank, time) if event else None
-
-
-def _event(text: str) -> Event | None:
-    """Parse `file.cpp:line] text`; return None if it is not an event."""
-    if not _WORDS.search(text):
+    found = find_event(line)
+    if found is None:
         return None
-    for pattern, kind in _PATTERNS:
-        match = re.fullmatch(pattern, text)
-        if match:
-            values = zip(fields(kind), match.groups(), strict=True)
-            return kind(*(_CONVERT[field.type](value) for field, value in values))
-    return None
+    kind, rank, texts = found
+    values = (_CONVERT[each.type](text) for each, text in zip(fields(kind), texts[4:], strict=True))
+    return Entry(kind(*values), rank, _time(year, texts[:4]))
 
 
-def _without_glog(line: str) -> Event | None:
+def _without_glog(line: str) -> Fatal | Complaint | None:
     """Parse a line that was not written by glog; return None if it is not an event."""
     fatal, complaint = _FATAL.fullmatch(line), _COMPLAINT.fullmatch(line)
     if fatal:
@@ -304,10 +362,15 @@ def split_rank(line: str) -> tuple[int | None, str]:
     return int(next(filter(None, match.groups()))), line[match.end() : end]
 
 
-def _time(year: int, stamp: list[str]) -> datetime | None:
-    month, day, hour, minute, second, microsecond = map(int, stamp)
+def _time(year: int, stamp: tuple[str | None, ...]) -> datetime | None:
+    own_year, day, clock, microsecond = stamp
+    if not (day and clock and microsecond):
+        return None
+    hour, minute, second = map(int, clock.split(":"))
     try:
-        return datetime(year, month, day, hour, minute, second, microsecond)
+        return datetime(
+            int(own_year or year), int(day[:2]), int(day[2:]), hour, minute, second, int(microsecond)
+        )
     except ValueError:
         return None
 

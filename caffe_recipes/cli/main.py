@@ -48,7 +48,8 @@ TASKS = {
         "lint": _Lazy("lint", "Check recipes, solvers and nets for mistakes."),
         "diff": _Lazy("diff", "Compare prototxts, recipes, folders or git revisions."),
         "summary": _Lazy("summary", "Print a net layer by layer, and draw its graph."),
-        "plot": _Lazy("plot", "Plot learning rate and weight decay over epochs."),
+        "plot": _Lazy("plot", "Plot schedules, or the curves of runs and logs."),
+        "parse-log": _Lazy("parse_log", "Print the losses and accuracies in training logs."),
         "lr": _Lazy("lr", "Print a solver's learning rate at each iteration."),
         "fmt": _Lazy("prototxts", "Format prototxts."),
         "upgrade": _Lazy("prototxts", "Upgrade old nets and solvers to the current format."),
@@ -91,7 +92,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"{__package__}.{COMMANDS[cmd_name].module}")
-        return cast(click.Command, getattr(module, cmd_name))
+        return cast(click.Command, getattr(module, cmd_name.replace("-", "_")))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

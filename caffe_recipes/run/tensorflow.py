@@ -41,7 +41,7 @@ from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.run.tensorflow_data import TensorFlowData
 from caffe_recipes.run.tensorflow_models import MODEL, STATE, TensorFlowModels
 from caffe_recipes.run.trainer import Attempt, Checkpoint, ProgramWords, Testing, Trainer, Training, Trial
-from caffe_recipes.tensorflow.logs import parse_evaluations
+from caffe_recipes.tensorflow.logs import STEP_LINE, parse_evaluations
 from caffe_recipes.tensorflow.run import (
     TOO_OLD,
     Misspelt,
@@ -380,7 +380,6 @@ class ProgramLog(LogSummary):
 _LINE = re.compile(r"[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ \S+\] (.*)")
 # `resnet_main.py: ...` is ours, `FATAL ...` of absl, which reads the flags.
 _COMPLAINT = re.compile(r"(?:resnet_\w+\.py:|FATAL) (.+)")
-_NUMBER = r"([-+]?(?:nan|inf|\d+(?:\.\d*)?(?:e[-+]?\d+)?))"
 
 
 def _progress(match: re.Match[str]) -> list[Event]:
@@ -399,7 +398,7 @@ def _result(match: re.Match[str]) -> list[Event]:
 
 
 _EVENTS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], list[Event]]]] = (
-    (re.compile(rf"step (\d{{1,18}}): loss = {_NUMBER}, learning_rate = {_NUMBER}"), _progress),
+    (STEP_LINE, _progress),
     (re.compile(r"Saving checkpoints for (\d{1,18}) into (.+?)\.(?:\.\.)?"), _saving),
     (
         re.compile(r"Calling checkpoint listeners after saving checkpoint (\d+)\.*"),

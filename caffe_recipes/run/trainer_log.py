@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from caffe_recipes.caffe.logs import SATURATED_LOSS, Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
+from caffe_recipes.caffe.measurements import is_accuracy
 from caffe_recipes.cluster.launchers.launcher import describe_signal
 from caffe_recipes.cluster.launchers.srun import NO_STEP, STEP_WAITS
 from caffe_recipes.cluster.rank_exits import RankExitReader
@@ -209,13 +210,10 @@ def measure(
     )
 
 
-_ACCURACIES = ("top-1", "top1", "accuracy", "acc")
-
-
 def accuracies(summary: LogSummary) -> Iterator[tuple[int, float]]:
     """Yield the iteration and the accuracy of each test, by the names that such outputs usually have."""
     for test in summary.tests:
-        found = [value for name, value in test.outputs.items() if name.lower().endswith(_ACCURACIES)]
+        found = [value for name, value in test.outputs.items() if is_accuracy(name)]
         if found:
             yield test.iteration, found[-1]
 

@@ -1,4 +1,4 @@
-"""Read evaluation results from the logs of TensorFlow's estimators.
+"""Read steps and evaluation results from the logs of TensorFlow's estimators.
 
 The lines, with or without glog's prefix, are those of the published Horovod run:
 `Evaluation [25/250]`, `Saving dict for global step 14075: Top-1 accuracy = 0.75232, ..., loss = 1.9024274`.
@@ -17,6 +17,38 @@ from caffe_recipes.files.bounded_reads import load_within
 _RESULT = re.compile(r"Saving dict for global step (\d{1,18}): (.*\S)")
 _BATCHES = re.compile(r"Evaluation \[(\d{1,18})/(\d{1,18})\]")
 _TOP = re.compile(r"top.?([15])\b|top.?([15])[_ ]accuracy", re.IGNORECASE)
+
+
+# The lines of resnet_main.py, and those of the estimators' own hook: `loss = 7.1, step = 100 (12.3 sec)`.
+_NUMBER = r"([-+]?(?:nan|inf|\d+(?:\.\d*)?(?:e[-+]?\d+)?))"
+STEP_LINE = re.compile(rf"step (\d{{1,18}}): loss = {_NUMBER}, learning_rate = {_NUMBER}")
+_HOOK = re.compile(rf"loss = {_NUMBER}, step = (\d{{1,18}})(?: \([\d.]+ sec\))?")
+# What Python's logging, or glog, writes before the text.
+_PREFIX = re.compile(r"(?:INFO:tensorflow:|[IWE]\d{4,8} \S+ +\d+ \S+\] )")
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """The loss before a global step, and the rate of it, None if not printed."""
+
+    step: int
+    loss: float
+    rate: float | None
+
+
+def parse_step(line: str) -> StepRecord | None:
+    """Return the step of a line; None if it has none.
+
+    >>> parse_step("INFO:tensorflow:loss = 7.25, step = 100 (12.3 sec)")
+    StepRecord(step=100, loss=7.25, rate=None)
+    """
+    prefix = _PREFIX.match(line)
+    text = line[prefix.end() :] if prefix else line
+    if own := STEP_LINE.fullmatch(text):
+        return StepRecord(int(own[1]), float(own[2]), float(own[3]))
+    if hook := _HOOK.fullmatch(text):
+        return StepRecord(int(hook[2]), float(hook[1]), None)
+    return None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from google.protobuf.message import Message
 
+from caffe_recipes.caffe.measurements import MeasuredLog, read_measurements
 from caffe_recipes.caffe.prototxt import (
     Document,
     decode_prototxt,
@@ -28,6 +29,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate
+from caffe_recipes.review.inspect.training_logs import parse_tensorflow
 from caffe_recipes.review.rewrites import format_text
 
 ROOT = Path(__file__).parents[2]
@@ -169,6 +171,33 @@ def test_damaged_families_are_read_or_refused(part: int, spoil: Spoil, tmp_path:
         path.write_bytes(spoil(one.file.read_bytes(), draw))
         outcomes.add(outcome(read_recipe, f"{path}:{name}"))
     assert outcomes == {"read", "refused"}
+
+
+LOG = b"".join(
+    b"[%d] I1231 23:59:%02d.000000  7 solver.cpp:%d] %s\n" % (at % 2, at, at, text)
+    for at, text in enumerate(
+        (
+            b"Solving a", b"Solving a", b"Iteration 5, Testing net (#0)", b"Iteration 5, loss = 2.5",
+            b"    Test net output #0: top-1 = 0.5", b"    Train net output #0: a = 1 (* 1 = 1 loss)",
+            b"Iteration 5 (1 iter/s, 5s/5 iter), loss = 2.5", b"Snapshotting to x_iter_5.caffemodel",
+            b"    Train net output #0: a = 1 (* 1 = 1 loss)", b"Iteration 5, lr = 0.1",
+            b"Iteration 5, lr = 0.1, m = 0.9", b"Optimization Done.", b"Resuming from x_iter_5.solverstate",
+        )
+    )
+)  # fmt: skip
+LOGS = 10 * SCALE
+
+
+def test_damaged_logs_are_read_and_their_lines_counted(spoil: Spoil, tmp_path: Path) -> None:
+    path = tmp_path / "spoilt.log"
+    for index in range(LOGS):
+        path.write_bytes(spoil(LOG, random.Random(index)))
+        log = MeasuredLog(parse_tensorflow)
+        start = time.process_time()
+        rows = [row for group in read_measurements(path, log) for row in group]
+        assert time.process_time() - start < MOST_S
+        assert log.measurements == len(rows)
+        assert log.lines == len(path.read_bytes().decode(errors="replace").splitlines()), index
 
 
 @pytest.mark.parametrize("command", REVIEWS)

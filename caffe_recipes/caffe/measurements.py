@@ -1,0 +1,374 @@
+"""Read the measurements in a log: losses, rates and outputs by iteration, in one pass and in bounded memory.
+
+A log may hold several runs. A run begins where a solver starts, or where the iterations go back; it is a
+restart if it reads a solverstate, and a join if it starts from a caffemodel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from caffe_recipes.caffe.logs import (
+    BatchOutput,
+    Done,
+    Event,
+    Fatal,
+    Finetuning,
+    LogFile,
+    Loss,
+    MeanLoss,
+    MeanOutput,
+    Rate,
+    Resuming,
+    Snapshot,
+    Started,
+    StoppedEarly,
+    TestOutput,
+    TestStarted,
+    TrainOutput,
+    find_common,
+    find_event,
+    split_rank,
+)
+from caffe_recipes.files.bounded_reads import open_file
+
+# The solver's own values; those of the TRAIN net have the names of its outputs.
+LOSS, RATE = "average loss", "lr"
+_TOTAL = "total loss"  # of `caffe test`
+_ACCURACIES = ("top-1", "top1", "accuracy", "acc")
+# A line that should have been a measurement has one of these words.
+_MEASURES = ("] Iteration ", "net output #", "Test score #")
+
+
+def is_accuracy(output: str) -> bool:
+    """Return whether an output is the top-1 accuracy, by the names that such outputs usually have."""
+    return output.lower().endswith(_ACCURACIES)
+
+
+class Measurement(NamedTuple):
+    """One value in a log. `seconds` are since the first time in the file; None if a line has no time.
+
+    `run` counts from 1. `phase` is train or test; in a log of `caffe test` it is batch, whose number is the
+    iteration, or mean. `net` is the number of the TEST net.
+    """
+
+    run: int
+    iteration: int | None
+    seconds: float | None
+    phase: str
+    net: int
+    output: str
+    value: float
+
+
+_new = tuple.__new__  # faster than a named tuple's own, whose millions are most of the time
+
+
+@dataclass
+class LoggedRun:
+    """One run in a log; the iterations are the first and last whose loss is shown."""
+
+    number: int
+    net: str = ""
+    weights: str = ""
+    state: str = ""
+    first_iter: int | None = None
+    last_iter: int | None = None
+    snapshots: int = 0
+    last_snapshot: str = ""
+    is_done: bool = False
+    is_stopped: bool = False
+    fatal: str = ""
+
+
+class _LogClock:
+    """Turns the times of glog, most without a year, into seconds since the first of them."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str | None, ...] = ()  # the year, day and time that `_base_us` is for
+        self._base_us: int | None = None  # of that second, since the first time
+        self._first_us: int | None = None
+        self._date: tuple[str | None, str] = None, ""
+        self._days: int | None = None
+        self._years_days, self._day, self._is_leap = 0, 0, False
+
+    def seconds(
+        self, year: str | None, day: str | None, clock: str | None, micro: str | None
+    ) -> float | None:
+        """Return the seconds; None if there is no such time."""
+        base_us = self.base_us(year, day, clock, micro) if day and clock and micro else None
+        return None if base_us is None else (base_us + int(micro or 0)) / 1_000_000
+
+    def base_us(self, year: str | None, day: str, clock: str, micro: str) -> int | None:
+        """Return the microseconds of a time without its own; a step back of half a year is a new year."""
+        if (year, day, clock) != self._last:
+            self._last = year, day, clock
+            self._base_us = self._find_base(year, day, clock)
+            if self._base_us is not None:
+                if self._first_us is None:
+                    self._first_us = self._base_us + int(micro)
+                self._base_us -= self._first_us
+        return self._base_us
+
+    def _find_base(self, year: str | None, day: str, clock: str) -> int | None:
+        if self._date != (year, day):
+            self._date = year, day
+            self._days = self._count_days(int(year) if year else None, int(day[:2]), int(day[2:]))
+        hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:])
+        if self._days is None or hour > 23 or minute > 59 or second > 60:
+            return None
+        return (self._days * 86400 + hour * 3600 + minute * 60 + second) * 1_000_000
+
+    def _count_days(self, year: int | None, month: int, day: int) -> int | None:
+        # Without a year, a year is a leap year if the log shows its 29 February.
+        self._is_leap |= (month, day) == (2, 29)
+        any_year = 2000 if self._is_leap else 2001
+        try:
+            days = date(year or any_year, month, day).toordinal()
+        except ValueError:
+            return None
+        if year:
+            return days
+        days -= date(any_year, 1, 1).toordinal()
+        if days < self._day - 182:
+            self._years_days += 366 if self._is_leap else 365
+            self._is_leap = False
+        self._day = days
+        return self._years_days + days
+
+
+Parse = Callable[[str], Sequence[Event]]
+
+
+def parse_nothing(text: str) -> Sequence[Event]:
+    """Return no events: no other program's lines are known."""
+    return ()
+
+
+@dataclass
+class MeasuredLog:
+    """A log that is being read; only rank 0, or lines without a rank, are measured.
+
+    `lines` counts all lines, `unknown` those that are not about the training, `others` the measurements of
+    other ranks, and `unreadable` those that are torn or incomplete, or lack the line with their iteration;
+    `first_unreadable` is the number of the first. The last line `is_cut` if it has no line break; a log that
+    `has_nul` and no measurement is binary. `parse` knows the lines of other programs.
+    """
+
+    parse: Parse = parse_nothing
+    lines: int = 0
+    unknown: int = 0
+    others: int = 0
+    unreadable: int = 0
+    first_unreadable: int = 0
+    measurements: int = 0
+    is_cut: bool = False
+    has_nul: bool = False
+    runs: list[LoggedRun] = field(default_factory=list)
+    _clock: _LogClock = field(default_factory=_LogClock)
+    _weights: str = ""
+    _state: str = ""
+    _iteration: int | None = None  # of the outputs that may follow, of one net
+    _phase: str = ""
+    _net: int = 0
+    _index: int = -1
+    _names: dict[str, int] = field(default_factory=dict)
+
+    def read(self, lines: Sequence[str]) -> list[Measurement]:
+        """Return the measurements in further lines."""
+        rows: list[Measurement] = []
+        last_day = last_clock = ""
+        base_us: int | None = None
+        found = find_common("\n".join(lines)) if lines else []
+        for rank, year, day, clock, micro, loss_at, loss, rate_at, rate, index, name, value, other in found:
+            self.lines += 1
+            if not clock:
+                self._read_other(other, rows)
+                continue
+            if rank and int(rank):
+                self.others += 1
+                continue
+            if clock != last_clock or day != last_day:  # seldom, where a second has several lines
+                last_day, last_clock = day, clock
+                base_us = self._clock.base_us(year, day, clock, micro)
+            seconds = None if base_us is None else (base_us + int(micro)) / 1_000_000
+            row: Measurement | None
+            if loss_at:
+                row = self._loss((loss_at, loss), seconds)
+            elif rate_at:
+                row = self._rate((rate_at, rate), seconds)
+            else:
+                row = self._train_output((index, name, value), seconds)
+            if row is not None:
+                rows.append(row)
+        self.measurements += len(rows)
+        return rows
+
+    def _read_other(self, line: str, rows: list[Measurement]) -> None:
+        """Read a line that is not one of the most common ones."""
+        found = find_event(line)
+        if found is None:
+            self._read_unknown(line, rows)
+            return
+        kind, rank, texts = found
+        if rank:
+            self._pass_by(kind, rank, texts)
+            return
+        year, day, clock, micro, *values = texts
+        self._take(kind, values, self._clock.seconds(year, day, clock, micro), rows)
+
+    def _take(
+        self, kind: type[Event], values: Sequence[Any], seconds: float | None, rows: list[Measurement]
+    ) -> None:
+        take = _MEASURED.get(kind)
+        if take is None:
+            self._note(kind, values)
+        elif (row := take(self, values, seconds)) is not None:
+            rows.append(row)
+
+    def _pass_by(self, kind: type[Event], rank: int, texts: Sequence[str | None]) -> None:
+        """Count a line of another rank, of which only a fatal message is read."""
+        if kind is Fatal:
+            self._run().fatal = self._run().fatal or f"rank {rank}: {texts[4]}"
+        else:
+            self.others += kind in _MEASURED and kind is not TestStarted
+
+    def _read_unknown(self, line: str, rows: list[Measurement]) -> None:
+        """Read a line that Caffe does not write."""
+        rank, text = split_rank(line)
+        events = () if rank else self.parse(text)
+        for event in events:
+            self._take(type(event), tuple(vars(event).values()), None, rows)
+        if any(word in text for word in _MEASURES):
+            self._lose()
+        elif not events:
+            self.unknown += 1
+
+    def _lose(self) -> None:
+        self.unreadable += 1
+        self.first_unreadable = self.first_unreadable or self.lines
+
+    def _note(self, kind: type[Event], values: Sequence[Any]) -> None:
+        text = str(values[0]) if values else ""
+        if kind is Finetuning:
+            self._weights = text
+        elif kind is Resuming:
+            self._state = text
+        elif kind is Started:
+            self._begin(text)
+        elif kind is Snapshot:
+            run = self._run()
+            run.snapshots, run.last_snapshot = run.snapshots + 1, text
+        elif kind is Done:
+            self._run().is_done = True
+        elif kind is StoppedEarly:
+            self._run().is_stopped = True
+        elif kind is Fatal:
+            self._run().fatal = self._run().fatal or text
+
+    def _run(self) -> LoggedRun:
+        return self.runs[-1] if self.runs else self._begin("")
+
+    def _begin(self, net: str) -> LoggedRun:
+        self.runs.append(LoggedRun(len(self.runs) + 1, net, self._weights, self._state))
+        self._weights = self._state = ""
+        self._iteration, self._phase = None, ""
+        return self.runs[-1]
+
+    def _loss(self, values: Sequence[Any], seconds: float | None) -> Measurement:
+        iteration = int(values[0])
+        run = self._run()
+        if run.last_iter is not None and iteration < run.last_iter:
+            run = self._begin(run.net)
+        if run.first_iter is None:
+            run.first_iter = iteration
+        run.last_iter = iteration
+        self._expect(iteration, "train", 0)
+        return _new(Measurement, (run.number, iteration, seconds, "train", 0, LOSS, float(values[1])))
+
+    def _rate(self, values: Sequence[Any], seconds: float | None) -> Measurement:
+        self._phase = ""
+        run = self._run()
+        return _new(Measurement, (run.number, int(values[0]), seconds, "train", 0, RATE, float(values[1])))
+
+    def _test(self, values: Sequence[Any], seconds: float | None) -> None:
+        self._expect(int(values[0]), "test", int(values[1] or 0))
+
+    def _expect(self, iteration: int, phase: str, net: int) -> None:
+        self._iteration, self._phase, self._net, self._index = iteration, phase, net, -1
+        self._names = {}
+
+    def _name(self, name: str) -> str:
+        """Return the name of the next element of an output: `name`, `name#1`, ..., as in `Outputs`."""
+        if name not in self._names:
+            self._names[name] = 0
+            return name
+        self._names[name] += 1
+        return f"{name}#{self._names[name]}"
+
+    def _train_output(self, values: Sequence[Any], seconds: float | None) -> Measurement | None:
+        return self._output("train", values, seconds)
+
+    def _test_output(self, values: Sequence[Any], seconds: float | None) -> Measurement | None:
+        return self._output("test", values, seconds)
+
+    def _output(self, phase: str, values: Sequence[Any], seconds: float | None) -> Measurement | None:
+        index = int(values[0])
+        if phase != self._phase or index <= self._index:  # the line with the iteration is lost
+            self._phase = ""
+            self._lose()
+            return None
+        self._index = index
+        name = self._name(values[1])
+        run = self._run()
+        return _new(
+            Measurement, (run.number, self._iteration, seconds, phase, self._net, name, float(values[2]))
+        )
+
+    def _batch(self, values: Sequence[Any], seconds: float | None) -> Measurement:
+        batch = int(values[0])
+        if (self._phase, self._iteration) != ("batch", batch):
+            self._expect(batch, "batch", 0)
+        name = self._name(values[1])
+        return Measurement(self._run().number, batch, seconds, "batch", 0, name, float(values[2]))
+
+    def _mean(self, values: Sequence[Any], seconds: float | None) -> Measurement:
+        if self._phase != "mean":
+            self._expect(0, "mean", 0)
+        name = self._name(values[0])
+        return Measurement(self._run().number, None, seconds, "mean", 0, name, float(values[1]))
+
+    def _mean_loss(self, values: Sequence[Any], seconds: float | None) -> Measurement:
+        return Measurement(self._run().number, None, seconds, "mean", 0, _TOTAL, float(values[0]))
+
+
+_MEASURED: dict[type[Event], Callable[[MeasuredLog, Sequence[Any], float | None], Measurement | None]] = {
+    Loss: MeasuredLog._loss,
+    Rate: MeasuredLog._rate,
+    TrainOutput: MeasuredLog._train_output,
+    TestStarted: MeasuredLog._test,
+    TestOutput: MeasuredLog._test_output,
+    BatchOutput: MeasuredLog._batch,
+    MeanOutput: MeasuredLog._mean,
+    MeanLoss: MeasuredLog._mean_loss,
+}
+
+
+def read_measurements(path: Path, log: MeasuredLog) -> Iterator[list[Measurement]]:
+    """Yield the measurements in a file, in groups; raises OSError if it cannot be read.
+
+    A last line without a line break is incomplete: its number may lack digits.
+    """
+    open_file(path).close()  # a growing log may not exist yet; this one must
+    file = LogFile(path)
+    for lines in file.read():
+        rows = log.read(lines)
+        log.has_nul |= not rows and any("\0" in line for line in lines)
+        yield rows
+    for lines in file.read(to_end=True):
+        log.lines += len(lines)
+        log.is_cut = True

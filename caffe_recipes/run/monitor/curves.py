@@ -1,0 +1,81 @@
+"""The curve of a run: its journal says which logs are its launches', and where each begins."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.graph import images_before
+from caffe_recipes.recipe.model import AnyRecipe, Recipe
+from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, load_pieces
+from caffe_recipes.run.events import Launch
+from caffe_recipes.run.folders import RECIPE_JSON, RUNS
+from caffe_recipes.run.journal import JOURNAL, read_events
+from caffe_recipes.run.monitor.files import LocalFiles, ReadRequest, find_run, load_frozen
+from caffe_recipes.run.plan import plan_steps
+from caffe_recipes.run.trainer import Training
+
+
+def is_run(name: str, root: str) -> bool:
+    """Return whether a name is that of a run, or a folder that is one or what is left of one."""
+    return any(
+        Path(folder, file).exists()
+        for folder in (name, posixpath.join(root, RUNS, name))
+        for file in (JOURNAL, RECIPE_JSON)
+    )
+
+
+def load_run_curve(given: str, root: str) -> TrainingCurve:
+    """Return the curve of a run's main line, whose branches are left out.
+
+    Raises InputError if the run does not exist, cannot be read or has measured nothing yet, and JournalError
+    if its journal is damaged.
+    """
+    files = LocalFiles()
+    path = given if Path(given, RECIPE_JSON).exists() else find_run(files, root, given)
+    recipe = load_frozen(files, path)
+    journal = files.read([ReadRequest(f"{path}/{JOURNAL}")]).pieces[0]
+    if journal is None:
+        raise InputError(path, "has no journal", "give the folder of a run, or its logs")
+    events = read_events(journal.data.decode(errors="replace"), f"{path}/{JOURNAL}", is_start=True)
+    launches = [event for _, event in events if isinstance(event, Launch)]
+    pieces = list(_load_launches(path, recipe, launches))
+    if not pieces:
+        raise InputError(
+            path, "shows no loss yet", "wait for its first loss; `caffe-recipes attach` shows it"
+        )
+    for before, piece in pairwise(pieces):
+        piece.is_restart = piece.name == before.name
+        before.until_iter = piece.run.first_iter if piece.is_restart else None
+    reported = recipe.reported
+    top1 = reported.top1_percent / 100 if reported.top1_percent else None
+    return TrainingCurve(posixpath.basename(posixpath.normpath(path)), pieces, top1, reported.loss)
+
+
+def _load_launches(path: str, recipe: AnyRecipe, launches: list[Launch]) -> Iterator[Piece]:
+    """Yield the pieces of the launches that have measured anything."""
+    steps = {step.phase: step for step in plan_steps(recipe)}
+    for launch in launches:
+        step, log = steps.get(launch.phase), Path(path, "logs", posixpath.basename(launch.log))
+        if step is None or not log.exists():
+            continue
+        try:
+            pieces = load_pieces(log)
+        except InputError:  # it ended before its first loss
+            continue
+        for piece in pieces:
+            _place(piece, recipe, step)
+            piece.begins_s = launch.time_s - launches[0].time_s
+            yield piece
+
+
+def _place(piece: Piece, recipe: AnyRecipe, step: Training) -> None:
+    before = images_before(recipe, recipe.phase(step.phase)) if isinstance(recipe, Recipe) else 0
+    images = recipe.train_images
+    piece.name = step.phase
+    piece.begins_iter = round(before / step.images_per_iter)
+    piece.begins_epochs = before / images
+    piece.epochs_per_iter = step.images_per_iter / images

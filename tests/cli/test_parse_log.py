@@ -1,0 +1,87 @@
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command_line import call_main
+
+LOG = """\
+I1120 11:49:33.000000  7 solver.cpp:397] Solving TinyNet
+I1120 11:49:34.000000  7 solver.cpp:474] Iteration 0, Testing net (#0)
+I1120 11:49:35.000000  7 solver.cpp:562]     Test net output #0: accuracy = 0.25
+I1120 11:49:36.500000  7 solver.cpp:312] Iteration 0, loss = nan
+I1120 11:49:37.000000  7 sgd_solver.cpp:219] Iteration 0, lr = 0.001
+a line of a wrapper
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "train.log"
+    path.write_text(LOG)
+    return path
+
+
+def test_csv_has_a_row_for_each_measurement(log: Path) -> None:
+    done = call_main("parse-log", log, log, "--csv")
+    rows = list(csv.reader(io.StringIO(done.stdout)))
+    assert rows[0] == ["file", "run", "iteration", "seconds", "phase", "net", "output", "value"]
+    assert rows[1:4] == [
+        [str(log), "1", "0", "2.0", "test", "0", "accuracy", "0.25"],
+        [str(log), "1", "0", "3.5", "train", "0", "average loss", "nan"],
+        [str(log), "1", "0", "4.0", "train", "0", "lr", "0.001"],
+    ]
+    assert (len(rows), done.stderr, done.returncode) == (7, "", 0)
+
+
+def test_json_has_the_measurements_and_the_counts(log: Path) -> None:
+    found = json.loads(call_main("parse-log", log, "--json").stdout)
+    assert [row["value"] for row in found["measurements"]] == [0.25, "nan", 0.001]
+    (counts,) = found["files"]
+    assert (counts["lines"], counts["unknown"], counts["unreadable"], counts["incomplete"]) == (6, 1, 0, 0)
+    assert counts["runs"][0]["net"] == "TinyNet"
+
+
+def test_the_summary_says_what_was_read_and_what_was_not(log: Path) -> None:
+    log.write_text(LOG + "I1120 11:49:38.000000  7 solver.cpp:312] Iteration 1, lo\nI1120 11:4")
+    assert call_main("parse-log", log).stdout.splitlines() == [
+        f"{log}: 8 lines, 3 measurements, 1 not about the training",
+        "  not read: 1 line torn or without an iteration, first line 7",
+        "  not read: the last line, which is incomplete",
+        "  run 1: TinyNet, iterations 0 to 0, in 2 s",
+        "    test accuracy: 0.25 at 0, best 0.25 at 0",
+        "    train average loss: nan at 0",
+        "    train lr: 0.001 at 0",
+    ]
+    assert call_main("parse-log", log, "--csv").stderr.splitlines()[1:] == [
+        "  not read: 1 line torn or without an iteration, first line 7",
+        "  not read: the last line, which is incomplete",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "is empty"),
+        (b"\x7fELF\0\0\1\n\0", "is binary, not a log"),
+        (b"epoch 1: all good\n", "shows no loss, rate or output, in 1 line"),
+        (
+            b"[3] I1120 11:49:36.500000  7 solver.cpp:312] Iteration 0, loss = 2\n",
+            "shows measurements only of ranks other than 0, in 1 line",
+        ),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_file_without_measurements_is_one_clear_line(log: Path, data: bytes | None, what: str) -> None:
+    log.unlink() if data is None else log.write_bytes(data)
+    done = call_main("parse-log", log, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"Error: {log}: {what}; give the log of a training run\n"
+
+
+def test_control_characters_of_a_log_do_not_reach_the_terminal(log: Path) -> None:
+    log.write_text(LOG.replace("accuracy", "acc\x1b[31m").replace("TinyNet", "\x1b]0;x\x07"))
+    for options in ((), ("--csv",), ("--json",)):
+        assert "\x1b" not in call_main("parse-log", log, *options).stdout

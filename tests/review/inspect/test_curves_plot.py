@@ -1,0 +1,52 @@
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.review.inspect.curves import TrainingCurve, load_log_curves
+from caffe_recipes.review.inspect.curves_plot import render_curves
+
+pytest.importorskip("matplotlib")
+
+
+def curve(tmp_path: Path, name: str = "one.log") -> TrainingCurve:
+    path = tmp_path / name
+    path.write_text(
+        "".join(
+            f"I1120 11:49:33.000000  7 s.cpp:1] Iteration {at}, Testing net (#0)\n"
+            f"I1120 11:49:33.000000  7 s.cpp:1]     Test net output #0: top-1 = {at / 20}\n"
+            f"I1120 11:49:33.000000  7 s.cpp:1]     Test net output #1: loss = 2\n"
+            f"I1120 11:49:33.000000  7 s.cpp:1] Iteration {at}, loss = {9 - at if at < 8 else 'nan'}\n"
+            f"I1120 11:49:33.000000  7 s.cpp:1] Iteration {at}, lr = 0.{at}\n"
+            for at in range(10)
+        )
+    )
+    (found,) = load_log_curves(path, None)
+    return found
+
+
+def test_panels_names_and_published_results_are_drawn(tmp_path: Path) -> None:
+    one = curve(tmp_path, "one $x.log")
+    one.published_top1, one.published_loss = 0.763, 0.942
+    texts = render_curves([one, curve(tmp_path, "two.log")], "iterations", "svg").decode()
+    for text in (
+        "loss",
+        "accuracy",
+        "learning rate",
+        "published 0.763",
+        "one $x.log",
+        "two.log",
+        "iterations",
+    ):
+        assert f"<!-- {text} -->" in texts
+    assert texts == render_curves([one, curve(tmp_path, "two.log")], "iterations", "svg").decode()
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf"])
+def test_pictures_have_their_format(tmp_path: Path, kind: str) -> None:
+    starts = {"png": b"\x89PNG", "pdf": b"%PDF"}
+    assert render_curves([curve(tmp_path)], "hours", kind).startswith(starts[kind])
+
+
+def test_many_curves_are_named_without_collisions(tmp_path: Path) -> None:
+    texts = render_curves([curve(tmp_path, f"{at}.log") for at in range(12)], "iterations", "svg").decode()
+    assert texts.count("<!-- 11.log -->") == 3

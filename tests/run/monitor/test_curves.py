@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.review.inspect.curves import LOSS_KEY
+from caffe_recipes.run.monitor.curves import is_run, load_run_curve
+from tests.cli.command_line import call_main
+from tests.run.recorded_run import LOG, append_events, finished, launched, started, write_run
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+
+def test_the_phases_of_a_run_follow_each_other(place: Place) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    append_events(folder, finished("init"), launched("cyc1"), after_s=36)
+    (folder / "logs" / "cyc1-1.log").write_text(LOG)
+    curve = load_run_curve("small-1", str(place.root))
+    images = load_recipe(place.recipe).train_images
+    assert curve.name == "small-1"
+    assert curve.points(LOSS_KEY, "iterations")[0] == [0, 2, 8, 10]
+    assert curve.points(LOSS_KEY, "epochs")[0] == [64 * at / images for at in (0, 2, 8, 10)]
+    assert curve.points(LOSS_KEY, "hours")[0] == [0, 1 / 3600, 36 / 3600, 37 / 3600]
+    assert [(mark.what, mark.name) for mark in curve.marks("iterations")] == [("join", "cyc1")]
+
+
+def test_a_second_launch_of_a_phase_is_a_restart(place: Place) -> None:
+    folder = write_run(
+        place.root, place.recipe, started(), launched(), launched("init", 2), launched("init", 3), log=LOG
+    )
+    text = "I1120 11:49:33.000000  6374 solver.cpp:312] Iteration 1, loss = 2\n"
+    (folder / "logs" / "init-2.log").write_text("no loss\n")
+    (folder / "logs" / "init-3.log").write_text(text)
+    curve = load_run_curve(str(folder), str(place.root))
+    assert curve.points(LOSS_KEY, "iterations") == ([0, 1], [2.5, 2])
+    assert [mark.what for mark in curve.marks("iterations")] == ["restart"]
+
+
+def test_a_run_is_plotted_by_its_name_or_folder(place: Place) -> None:
+    pytest.importorskip("matplotlib")
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    for name in ("small-1", "runs/small-1", folder):
+        done = call_main("plot", name, "-o", "a.csv", cwd=place.root)
+        assert (done.stdout, done.stderr) == ("wrote a.csv\n", "")
+    assert call_main("plot", "small-1", "-o", "a.svg", cwd=place.root).returncode == 0
+    assert b"epochs" in (place.root / "a.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("journal.jsonl", "has no journal"),
+        ("recipe.json", "no run or recipe is named|no such file"),
+        ("logs/init-1.log", "shows no loss yet"),
+    ],
+)
+def test_a_run_folder_that_is_half_written_is_one_clear_line(
+    place: Place, missing: str, message: str
+) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    (folder / missing).unlink()
+    done = call_main("plot", "runs/small-1", "-o", "a.svg", cwd=place.root)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert any(text in done.stderr for text in message.split("|")), done.stderr
+
+
+def test_a_run_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    assert not is_run("small-1", str(tmp_path))
+    with pytest.raises(InputError, match="no run or recipe is named"):
+        load_run_curve("small-1", str(tmp_path))
