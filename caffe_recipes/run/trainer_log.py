@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from caffe_recipes.caffe.logs import SATURATED_LOSS, Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
 from caffe_recipes.cluster.launcher import RankExitReader, describe_signal
 from caffe_recipes.cluster.ranks import Pulse, Silence, Straggler, find_straggler, find_unstarted
+from caffe_recipes.run.failures.signatures import FailureReader
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.units import describe_duration, write_clock
 
@@ -92,7 +93,7 @@ class LogTail:
     `signs` counts the signs of progress: lines about training or testing, and before the first of these every
     new line, but not what a library repeats while nothing happens. `no_step` is why Slurm could not start the
     ranks, or "", and `step_waits` what srun says while it waits for the nodes. `last_words` is the last line
-    that is not about normal training.
+    that is not about normal training, and `failures` finds among these what explains a failure.
     """
 
     def __init__(self, path: Path, summary: LogSummary | None = None) -> None:
@@ -103,6 +104,7 @@ class LogTail:
         self.last_line = self.last_words = ""
         self.no_step = self.step_waits = ""
         self.ends = RankExitReader()
+        self.failures = FailureReader()
         self._file = LogFile(path)
         self._seen: set[int] = set()
 
@@ -143,6 +145,7 @@ class LogTail:
             if self.ends.is_over:
                 continue
             self.last_words = text
+            self.failures.feed(text)
             refused = None if self.has_begun else _NO_STEP.fullmatch(text)
             self.no_step = self.no_step or (f"srun: {refused[1][:300]}" if refused else "")
             if waiting := None if self.has_begun else _STEP_WAITS.fullmatch(text):
