@@ -27,7 +27,7 @@ def explain(logs: tuple[Path, ...]) -> None:
             echo(f"{log}:{found.number}: {found.text}" if found.number else f"{log}: all ranks together")
             if more := found.describe_more():
                 echo(f"  {more}")
-            for line in found.explanation.as_lines():
+            for line in found.diagnosis.as_lines():
                 echo(line)
         if not result.found:
             unknown = f"; this fatal line is not known here: {result.fatal}" if result.fatal else ""

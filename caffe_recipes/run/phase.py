@@ -28,7 +28,7 @@ from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
 from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finish, Launch, RunState, Stopped
-from caffe_recipes.run.failures.explanation import Explanation
+from caffe_recipes.run.failures.diagnosis import Diagnosis
 from caffe_recipes.run.failures.signatures import DIVERGED
 from caffe_recipes.run.folders import write_hostfile
 from caffe_recipes.run.launch import Followed, end_everywhere, follow
@@ -88,7 +88,7 @@ def check_trained(run: Run, training: Training, launch: Launch, followed: Follow
         raise LaunchFailed(omitted, "give the layers of the net the names that they have in the weights")
 
 
-def explain_failure(followed: Followed, training: Training) -> Explanation | None:
+def explain_failure(followed: Followed, training: Training) -> Diagnosis | None:
     """Return what the log of a failed launch says about the cause; None if that is not known.
 
     A host that no longer answers is a cause of its own, and what a launch prints while it is ended is none.
@@ -430,7 +430,7 @@ def _take_over(run: Run, training: Training, leftover: Launch) -> bool:
     return True
 
 
-def _fields_of(known: Explanation | None) -> dict[str, str]:
+def _fields_of(known: Diagnosis | None) -> dict[str, str]:
     """Return the fields of `Failed` with what is known of the cause; a guess is nothing to change first."""
     if known is None:
         return {}

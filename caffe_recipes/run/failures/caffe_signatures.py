@@ -7,7 +7,7 @@ src/caffe/net.cpp, solver.cpp, data_transformer.cpp and blob.cpp, and include/ca
 
 from __future__ import annotations
 
-from caffe_recipes.run.failures.explanation import Explanation, Signature
+from caffe_recipes.run.failures.diagnosis import Diagnosis, Signature
 
 _MDB = "mdb_status == 0"
 _CUDA = "cudaSuccess ("
@@ -15,7 +15,7 @@ _CUDA = "cudaSuccess ("
 CAFFE_SIGNATURES = (
     Signature(
         _MDB,
-        Explanation(
+        Diagnosis(
             "lmdb-missing",
             "the `source` of a data layer is not the folder of an LMDB on this rank's host: the path is wrong"
             " there, is relative to another working folder, or names data.mdb or a LevelDB",
@@ -27,7 +27,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         _MDB,
-        Explanation(
+        Diagnosis(
             "lmdb-denied",
             "this user may not open the LMDB, or may not write the lock.mdb in its folder",
             "give the user read access to data.mdb and write access to lock.mdb, or copy the LMDB to a folder"
@@ -38,7 +38,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         _MDB,
-        Explanation(
+        Diagnosis(
             "lmdb-folder",
             "data.mdb or lock.mdb in the folder of the LMDB is itself a folder, or the folder is a file",
             "give the folder that holds data.mdb as `source`, not a folder above it or a file in it",
@@ -48,7 +48,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "== 0 (",
-        Explanation(
+        Diagnosis(
             "lmdb-file-system",
             "the file system of the LMDB lacks the file locks or the memory maps that LMDB needs, as Lustre"
             " mounted without flock, and some network and shared folders",
@@ -59,7 +59,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "== 0 (12 vs. 0)",
-        Explanation(
+        Diagnosis(
             "lmdb-memory",
             "the map of the LMDB does not fit in the address space or memory that this process may use",
             "raise `ulimit -v`, or the memory of the job or container",
@@ -70,7 +70,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "MDB_MAP_FULL",
-        Explanation(
+        Diagnosis(
             "lmdb-full",
             "the program that writes this LMDB has reached its map size",
             "build it with a larger map, e.g. with `caffe-recipes data build`, which chooses one",
@@ -79,7 +79,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         _MDB,
-        Explanation(
+        Diagnosis(
             "lmdb-damaged",
             "data.mdb is not an LMDB of this version, or an incomplete copy of one",
             "compare its size and digest with the original, and copy it again (`caffe-recipes stage` verifies"
@@ -90,7 +90,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         _CUDA,
-        Explanation(
+        Diagnosis(
             "gpu-memory",
             "the net does not fit in the memory of the GPU, which other processes may use, too",
             "halve `batch_size` and double `iter_size`, which keeps the effective batch; `nvidia-smi` shows"
@@ -101,7 +101,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         _CUDA,
-        Explanation(
+        Diagnosis(
             "gpu-architecture",
             "this Caffe was not compiled for the architecture of this GPU",
             "add the GPU's compute capability to CUDA_ARCH in Makefile.config, and compile again",
@@ -111,7 +111,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         _CUDA,
-        Explanation(
+        Diagnosis(
             "gpu-driver",
             "the NVIDIA driver is older than the CUDA that Caffe was compiled with, or is not loaded",
             "compare the versions that `nvidia-smi` and `nvcc --version` print; update the driver, or compile"
@@ -122,7 +122,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         _CUDA,
-        Explanation(
+        Diagnosis(
             "gpu-missing",
             "this host has no GPU that the process may use, or none of that number",
             "check `nvidia-smi` and CUDA_VISIBLE_DEVICES on the host, and the `--gpu` of the command",
@@ -132,7 +132,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Cannot use GPU in CPU-only Caffe",
-        Explanation(
+        Diagnosis(
             "cpu-only",
             "this Caffe was compiled without CUDA, but `solver_mode` is GPU, which is also its default",
             "write `solver_mode: CPU` in the solver, or use a Caffe with CUDA",
@@ -141,7 +141,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Unknown layer type: Python",
-        Explanation(
+        Diagnosis(
             "python-layer",
             "this Caffe was compiled without Python layers",
             "compile it with WITH_PYTHON_LAYER := 1 in Makefile.config, after `make clean`",
@@ -150,7 +150,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Unknown layer type: ",
-        Explanation(
+        Diagnosis(
             "unknown-layer",
             "the net has a layer type that this Caffe does not have: it was written for another fork, or the"
             " name is misspelt",
@@ -161,7 +161,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "has no field named",
-        Explanation(
+        Diagnosis(
             "unknown-field",
             "the solver or net has a field that this Caffe does not have: it was written for another fork or"
             " version, or the name is misspelt",
@@ -173,7 +173,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Error parsing text-format caffe.",
-        Explanation(
+        Diagnosis(
             "prototxt-syntax",
             "the solver or net has a mistake at the line and column that are named",
             "correct it there; `caffe-recipes lint` or `fmt --check` on the file says more",
@@ -183,7 +183,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Failed to parse ",
-        Explanation(
+        Diagnosis(
             "parse-failed",
             "the file is not what Caffe expects there: a prototxt with a mistake, a caffemodel that is"
             " incomplete, or another file in its place",
@@ -195,7 +195,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "File not found: ",
-        Explanation(
+        Diagnosis(
             "file-missing",
             "this rank cannot open the file that is named; each rank opens it on its own host, relative to"
             " the folder where it was started",
@@ -206,7 +206,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Cannot copy param ",
-        Explanation(
+        Diagnosis(
             "shape-mismatch",
             "the layer that is named has another shape in the weights than in the net, e.g. for another"
             " number of classes",
@@ -217,7 +217,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "target_blobs.size() == source_layer.blobs_size()",
-        Explanation(
+        Diagnosis(
             "blob-count",
             "the layer that is named has another number of blobs in the weights than in the net, as the"
             " BatchNorm of another fork, or a layer with and without a bias",
@@ -227,7 +227,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "produced by multiple sources",
-        Explanation(
+        Diagnosis(
             "duplicate-top",
             "two layers of the same phase have a `top` of one name, although neither works in place",
             "rename one of them, or give the layers `include { phase: ... }` so that each phase has only one",
@@ -237,7 +237,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Unknown bottom blob ",
-        Explanation(
+        Diagnosis(
             "unknown-bottom",
             "a layer reads a blob that no layer before it writes in this phase: the name is misspelt, or the"
             " data layer has no `include` for this phase",
@@ -248,7 +248,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Unknown learning rate policy",
-        Explanation(
+        Diagnosis(
             "unknown-policy",
             "the solver's `lr_policy` does not exist in this Caffe; with a warm-up, that shows only after it",
             "write a policy that this Caffe has (`caffe-recipes lint`)",
@@ -257,7 +257,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Cannot write to snapshot prefix",
-        Explanation(
+        Diagnosis(
             "snapshot-folder",
             "the folder of `snapshot_prefix` does not exist on the host of rank 0, or is not writable",
             "create it there, or correct `snapshot_prefix`",
@@ -266,7 +266,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "proto.SerializeToOstream(&output)",
-        Explanation(
+        Diagnosis(
             "snapshot-not-written",
             "the snapshot could not be written: the disk is full, or the folder of `snapshot_prefix` does"
             " not exist or is not writable",
@@ -276,7 +276,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "blob size exceeds INT_MAX",
-        Explanation(
+        Diagnosis(
             "blob-too-large",
             "a blob would have more than 2^31 - 1 values, Caffe's limit",
             "reduce `batch_size` or the size of the images; with `iter_size` the effective batch stays",
@@ -285,7 +285,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Check failed: ",
-        Explanation(
+        Diagnosis(
             "image-too-small",
             "an image of the database is smaller than `crop_size`",
             "build the LMDB with images of at least that size, or reduce `crop_size`",
@@ -295,7 +295,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Check failed: ",
-        Explanation(
+        Diagnosis(
             "image-sizes",
             "the images of the database do not all have one size, and are not cropped to one",
             "resize them when the LMDB is built, or set `crop_size`; with different sizes and no crop, only"
@@ -306,7 +306,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "data_mean_.",
-        Explanation(
+        Diagnosis(
             "mean-size",
             "the image mean has another size than the images",
             "compute it from this database, or give a `mean_value` per channel instead of `mean_file`",
@@ -316,7 +316,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Check failed: ",
-        Explanation(
+        Diagnosis(
             "image-channels",
             "an image of the database does not have the channels of the others; 0 means that the record is"
             " empty, or encoded but read as raw",
@@ -328,7 +328,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "label_value",
-        Explanation(
+        Diagnosis(
             "label-range",
             "a label is negative, or not below the number of outputs of the last layer",
             "labels run from 0; set `num_output` to the number of classes, or correct the labels",
@@ -338,7 +338,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "caffe::SoftmaxWithLossLayer<>::Forward",
-        Explanation(
+        Diagnosis(
             "label-crash",
             "the loss layer crashed, as it does for a label that is not below the number of outputs",
             "compare the largest label with `num_output` of the last layer: labels run from 0",
@@ -349,7 +349,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Check failed: K_ == new_K",
-        Explanation(
+        Diagnosis(
             "inner-product-input",
             "an InnerProduct layer gets an input of another size than its weights were made for",
             "feed images of the size that the net was built for (`crop_size`), or turn the layer into a"
@@ -359,7 +359,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Not Implemented Yet",
-        Explanation(
+        Diagnosis(
             "not-implemented",
             "a layer lacks the pass that this net needs, as ArgMax or Threshold between learned layers and"
             " the loss, or a mode of Pooling on CPU",
@@ -370,7 +370,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Could not open or find file",
-        Explanation(
+        Diagnosis(
             "image-missing",
             "an image of the list does not exist below the `root_folder`, or is not readable",
             "check the path that is named: `root_folder` must end with a slash",
@@ -379,7 +379,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Data layer prefetch queue empty",
-        Explanation(
+        Diagnosis(
             "slow-data",
             "the data layer is slower than the net, so that the net waits; by itself this is not an error",
             "keep the LMDB on a local disk or in memory, and leave cores to the data layer; if the log stands"
@@ -392,7 +392,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "Protocol Buffer runtime library",
-        Explanation(
+        Diagnosis(
             "protobuf-version",
             "the program was compiled with another version of protobuf than the library that it loads",
             "put the library that it was compiled with first in LD_LIBRARY_PATH, or compile again",
@@ -402,7 +402,7 @@ CAFFE_SIGNATURES = (
     ),
     Signature(
         "A protocol message was rejected because it was too big",
-        Explanation(
+        Diagnosis(
             "protobuf-too-big",
             "the weights are larger than protobuf's limit in this build",
             "compile Caffe with its own limit (src/caffe/util/io.cpp), or with protobuf 3.2 or later",

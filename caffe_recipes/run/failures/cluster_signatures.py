@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caffe_recipes.run.failures.explanation import Explanation, Signature
+from caffe_recipes.run.failures.diagnosis import Diagnosis, Signature
 
 _SHARED_MEMORY = (
     "a page of mapped memory could not be read or written: /dev/shm of the host is full, or an LMDB shrank"
@@ -27,7 +27,7 @@ _OTHER_BUILD = "use a build for this CPU, e.g. one compiled on this kind of host
 CLUSTER_SIGNATURES = (
     Signature(
         "server_affinity[ep_idx] >= 0",
-        Explanation(
+        Diagnosis(
             "mlsl-affinity",
             "MLSL does not have a core for each of its server processes: MLSL_SERVER_AFFINITY is too short,"
             " or its default does not fit this host",
@@ -38,7 +38,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "ep_server (",
-        Explanation(
+        Diagnosis(
             "mlsl-server-missing",
             "hydra cannot start MLSL's server: MLSL_ROOT is not set on that host, or MLSL is not there",
             "source mlslvars.sh of the same MLSL on every host, or export MLSL_ROOT to all ranks; or export"
@@ -49,7 +49,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "CommsAlloc",
-        Explanation(
+        Diagnosis(
             "mlsl-memory",
             "MLSL could not allocate its shared memory in /dev/shm",
             "make /dev/shm larger or delete what killed runs left there; with an MLSL of 2017 set"
@@ -60,7 +60,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "memory for intra-node messaging",
-        Explanation(
+        Diagnosis(
             "psm-shared-memory",
             "PSM could not allocate shared memory on the host that is named: /dev/shm is full, often of files"
             " that killed runs left",
@@ -71,7 +71,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "PSM could not set up shared memory segment",
-        Explanation(
+        Diagnosis(
             "psm-segment",
             "a rank could not open the shared memory of another rank on its host, as after stale files in"
             " /dev/shm, or in containers that do not share it",
@@ -82,7 +82,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "assign_context command failed",
-        Explanation(
+        Diagnosis(
             "psm-contexts",
             "the Omni-Path adapter of the host has no free context: more ranks than it has contexts, or ranks"
             " of a killed run still hold them",
@@ -93,7 +93,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "hfi_userinit: mmap of ",
-        Explanation(
+        Diagnosis(
             "psm-locked-memory",
             "PSM2 may not lock enough memory",
             "`ulimit -l` must be unlimited for the ranks; under Slurm, slurmd's LimitMEMLOCK decides",
@@ -102,7 +102,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "PSM2 can't open hfi unit",
-        Explanation(
+        Diagnosis(
             "psm-adapter",
             "PSM2 cannot open the Omni-Path adapter: the link is down, its contexts are used up, or the limit"
             " of locked memory is too low",
@@ -114,7 +114,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "fabric is not available and fallback fabric is not enabled",
-        Explanation(
+        Diagnosis(
             "impi-fabric",
             "Intel MPI cannot open the network that was asked for on this host, and may use no other",
             "check the adapter on the host; set I_MPI_FABRICS to a network that all hosts have, e.g. shm:tcp",
@@ -123,7 +123,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "OFI ",
-        Explanation(
+        Diagnosis(
             "ofi-provider",
             "libfabric has no provider that works on this host for this MPI",
             "export FI_PROVIDER=tcp to test; `fi_info` lists the providers, and the host needs a network"
@@ -134,7 +134,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "unrecognized argument",
-        Explanation(
+        Diagnosis(
             "hydra-option",
             "this mpiexec does not know the option that is named, as -PSM2 in every hydra of today",
             "remove it from `launcher.options`, or use the Intel MPI of the recipe",
@@ -144,7 +144,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "HYDU_sock_connect",
-        Explanation(
+        Diagnosis(
             "hydra-name",
             "a host cannot resolve the name of the host where mpiexec runs",
             "add that host to DNS or /etc/hosts of all hosts, or start mpiexec where all know its name",
@@ -154,7 +154,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "unable to connect ",
-        Explanation(
+        Diagnosis(
             "hydra-firewall",
             "a host cannot connect to the port that mpiexec opened: a firewall, or a name that leads to"
             " another address",
@@ -166,7 +166,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "execvp error on file ",
-        Explanation(
+        Diagnosis(
             "program-missing",
             "the program that is named does not exist on that host, or may not be executed there",
             "keep it in a folder that all hosts share, or at the same path on each host",
@@ -176,7 +176,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "error while loading shared libraries: ",
-        Explanation(
+        Diagnosis(
             "library-missing",
             "the program does not find the library that is named on that host",
             "export LD_LIBRARY_PATH to all ranks (mlslvars.sh and mpivars.sh set it), or install the library"
@@ -186,7 +186,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "cannot open shared object file",
-        Explanation(
+        Diagnosis(
             "python-library-missing",
             "a Python module does not find the library that is named on that host",
             "export LD_LIBRARY_PATH to all ranks, and install the version that the module was built for",
@@ -196,7 +196,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "' not found",
-        Explanation(
+        Diagnosis(
             "library-too-old",
             "the program was compiled with a newer compiler or system than the library that it loads there",
             "put the newer libstdc++ first in LD_LIBRARY_PATH (not Anaconda's or MATLAB's), or compile on the"
@@ -207,7 +207,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "Host key verification failed",
-        Explanation(
+        Diagnosis(
             "ssh-host-key",
             "ssh does not know the host's key, or knows another one, and cannot ask",
             "log in to each host once by hand, or add its key with ssh-keyscan; remove an old one with"
@@ -217,7 +217,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "Permission denied (",
-        Explanation(
+        Diagnosis(
             "ssh-denied",
             "the host did not accept any of the user's ssh keys",
             "make `ssh -o BatchMode=yes HOST true` work for each host: add your public key to"
@@ -228,7 +228,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "ssh: connect to host ",
-        Explanation(
+        Diagnosis(
             "ssh-unreachable",
             "no ssh server answers on that host and port: the host is down, or the port is another one",
             "try `ssh HOST true`; take the host out of the hostfile, or replace it (--on-failure replace)",
@@ -238,7 +238,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "Could not resolve hostname",
-        Explanation(
+        Diagnosis(
             "ssh-name",
             "this machine does not know the name of the host",
             "correct the name in the hostfile, or add it to DNS, /etc/hosts or ~/.ssh/config",
@@ -247,7 +247,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "ORTE was unable to reliably start one or more daemons",
-        Explanation(
+        Diagnosis(
             "orte-daemon",
             "Open MPI could not start its daemon on a host: ssh failed, or orted is not in the PATH there",
             "read the lines above; run mpirun by its full path, or with --prefix",
@@ -257,7 +257,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "oom",
-        Explanation(
+        Diagnosis(
             "slurm-memory",
             "a process used more memory than the job may use on its node, and the kernel killed it",
             "ask for more memory (sbatch --mem, or --exclusive), or reduce the batch or the ranks per node",
@@ -267,7 +267,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "Out Of Memory",
-        Explanation(
+        Diagnosis(
             "slurm-rank-memory",
             "the kernel killed this rank because its node or job was out of memory",
             "ask for more memory (sbatch --mem, or --exclusive), or reduce the batch or the ranks per node",
@@ -278,7 +278,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "DUE TO TIME LIMIT",
-        Explanation(
+        Diagnosis(
             "slurm-time",
             "the job reached its time limit, or that of its partition",
             "ask for more time (sbatch --time); run the same command again to resume",
@@ -288,7 +288,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "DUE TO NODE FAILURE",
-        Explanation(
+        Diagnosis(
             "slurm-node",
             "a node of the job failed or lost its connection to Slurm",
             "run the same command again, without that node if it fails once more (sbatch --exclude)",
@@ -299,7 +299,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "DUE TO PREEMPTION",
-        Explanation(
+        Diagnosis(
             "slurm-preempted",
             "a job of higher priority took the nodes",
             "run the same command again to resume, or use a partition that is not preempted",
@@ -309,7 +309,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "NODE FAIL",
-        Explanation(
+        Diagnosis(
             "slurm-node-state",
             "a node of the job failed or lost its connection to Slurm",
             "run the same command again, without that node if it fails once more (sbatch --exclude)",
@@ -320,7 +320,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "Out of memory: Kill",
-        Explanation(
+        Diagnosis(
             "kernel-memory",
             "the host was out of memory, and the kernel killed the process that is named",
             "reduce the batch or the ranks per node; what else runs on the host counts, too",
@@ -330,7 +330,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "std::bad_alloc",
-        Explanation(
+        Diagnosis(
             "bad-alloc",
             "the process could not allocate memory on its host",
             "reduce the batch or the ranks per node, or raise the memory of the job; a corrupt record can ask"
@@ -341,27 +341,27 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "SIGILL",
-        Explanation("illegal-instruction", _WRONG_CPU, _OTHER_BUILD, "tensorflow/tensorflow#17411"),
+        Diagnosis("illegal-instruction", _WRONG_CPU, _OTHER_BUILD, "tensorflow/tensorflow#17411"),
         r"^\*\*\* SIGILL",
     ),
     Signature(
         "llegal instruction",
-        Explanation("illegal-instruction", _WRONG_CPU, _OTHER_BUILD, "tensorflow/tensorflow#17411"),
+        Diagnosis("illegal-instruction", _WRONG_CPU, _OTHER_BUILD, "tensorflow/tensorflow#17411"),
         r"(?:^|: +|\d |STRING: )Illegal instruction(?: *\(|$)",
     ),
     Signature(
         "SIGBUS",
-        Explanation("bus-error", _SHARED_MEMORY, _FREE_SHARED_MEMORY, _SHARED_MEMORY_SOURCE, is_guess=True),
+        Diagnosis("bus-error", _SHARED_MEMORY, _FREE_SHARED_MEMORY, _SHARED_MEMORY_SOURCE, is_guess=True),
         r"^\*\*\* SIGBUS",
     ),
     Signature(
         "us error",
-        Explanation("bus-error", _SHARED_MEMORY, _FREE_SHARED_MEMORY, _SHARED_MEMORY_SOURCE, is_guess=True),
+        Diagnosis("bus-error", _SHARED_MEMORY, _FREE_SHARED_MEMORY, _SHARED_MEMORY_SOURCE, is_guess=True),
         r"(?:^|: +|\d |STRING: )Bus error(?: *\(|$)",
     ),
     Signature(
         "No space left on device",
-        Explanation(
+        Diagnosis(
             "disk-full",
             "a disk is full; if a path below /dev/shm is named, it is shared memory",
             "run `df` on the path that is named, on that host, and free space",
@@ -370,7 +370,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "Too many open files",
-        Explanation(
+        Diagnosis(
             "open-files",
             "the process may not open more files or sockets",
             "raise `ulimit -n` on the hosts, also for the daemon that starts the ranks",
@@ -379,7 +379,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "Communication error with rank ",
-        Explanation(
+        Diagnosis(
             "rank-gone",
             "the other rank has ended, or the address that it gave leads elsewhere",
             "read the first error of that rank; if there is none, check that no host maps its own name to"
@@ -391,7 +391,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "CODE: ",
-        Explanation(
+        Diagnosis(
             "killed",
             _RANK_KILLED,
             _FIRST_ERROR,
@@ -403,7 +403,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "SIGNAL: 9",
-        Explanation(
+        Diagnosis(
             "killed",
             _RANK_KILLED,
             _FIRST_ERROR,
@@ -415,7 +415,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "CODE: ",
-        Explanation(
+        Diagnosis(
             "aborted",
             "a rank aborted, as after a check that failed",
             "read the F line or the exception of that rank above; without it, run one rank by itself",
@@ -426,7 +426,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "CODE: ",
-        Explanation(
+        Diagnosis(
             "crashed",
             "a rank crashed (SIGSEGV), as Caffe does for a label that is not below `num_output`",
             "compare the labels with `num_output`, and run `caffe-recipes lint`",
@@ -438,7 +438,7 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "Killed",
-        Explanation(
+        Diagnosis(
             "killed",
             "the process was killed by SIGKILL, as by the kernel when the host is out of memory",
             "look for `Out of memory` in dmesg of the host, and reduce the batch or the ranks per node",

@@ -10,7 +10,7 @@ from pathlib import Path
 from caffe_recipes.caffe.logs import Fatal, LogFile, Loss, parse_line, split_rank
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import open_file
-from caffe_recipes.run.failures.explanation import Explanation
+from caffe_recipes.run.failures.diagnosis import Diagnosis
 from caffe_recipes.run.failures.rank_comparison import RankComparison
 from caffe_recipes.run.failures.signatures import DIVERGED, find_signature
 from caffe_recipes.run.trainer_log import find_divergence
@@ -25,7 +25,7 @@ _KNOWN = re.compile(
 )
 _SHOWN_CHARACTERS = 300
 _CONTROL = bytes((*range(7), *range(14, 27), *range(28, 32)))
-_STUCK = Explanation(
+_STUCK = Diagnosis(
     "stuck-at-start",
     "the ranks hang in their first exchange: they wait for each other, for a server of MLSL, or on a network"
     " that does not connect all hosts",
@@ -38,14 +38,14 @@ _STUCK = Explanation(
 
 @dataclass
 class ExplainedLine:
-    """A line and its explanation; `count` lines of the log are like it, of these ranks.
+    """A line and its diagnosis; `count` lines of the log are like it, of these ranks.
 
     `number` is 0, and `text` empty, if it takes more than one line to see the failure.
     """
 
     number: int
     text: str
-    explanation: Explanation
+    diagnosis: Diagnosis
     count: int = 1
     ranks: set[int] = field(default_factory=set)
 
@@ -83,8 +83,8 @@ class _LogExplainer:
         self._last = ""
         signature = find_signature(text)
         if signature is not None:
-            self._last = signature.explanation.name
-            self._add(line, rank, signature.explanation, signature.times)
+            self._last = signature.diagnosis.name
+            self._add(line, rank, signature.diagnosis, signature.times)
         entry = parse_line(line)
         if entry is None:
             return
@@ -98,11 +98,11 @@ class _LogExplainer:
                 self._add(line, rank, DIVERGED, 1)
             self._losses[rank] = entry.event
 
-    def _add(self, line: str, rank: int | None, explanation: Explanation, times: int) -> None:
-        name = explanation.name
+    def _add(self, line: str, rank: int | None, diagnosis: Diagnosis, times: int) -> None:
+        name = diagnosis.name
         if name not in self._found:
             shown = shorten(line.strip(), _SHOWN_CHARACTERS)
-            self._found[name] = ExplainedLine(self.lines, shown, explanation, 0), times
+            self._found[name] = ExplainedLine(self.lines, shown, diagnosis, 0), times
         found = self._found[name][0]
         found.count += 1
         if rank is not None:
@@ -113,7 +113,7 @@ class _LogExplainer:
         found = [
             one
             for one, times in self._found.values()
-            if one.count >= times or one.explanation.name == self._last
+            if one.count >= times or one.diagnosis.name == self._last
         ]
         has_failed = bool(found or self.fatal)
         whole = self._ranks.explain(has_failed=has_failed)
@@ -122,7 +122,7 @@ class _LogExplainer:
         if is_stuck and not has_failed and not whole:
             whole.append(_STUCK)
         found += [ExplainedLine(0, "", each) for each in whole]
-        causes = [one for one in found if not one.explanation.is_consequence]
+        causes = [one for one in found if not one.diagnosis.is_consequence]
         return causes or found
 
 
@@ -139,7 +139,7 @@ def explain_lines(lines: Iterable[str]) -> ExplainedLog | None:
     """Explain the lines of a log; return None if they are of no program that is known here.
 
     >>> (found,) = explain_lines(["[3] Host key verification failed."]).found
-    >>> found.number, found.explanation.name, found.ranks
+    >>> found.number, found.diagnosis.name, found.ranks
     (1, 'ssh-host-key', {3})
     """
     explainer = _LogExplainer()

@@ -13,7 +13,7 @@ from datetime import datetime
 from statistics import median
 
 from caffe_recipes.caffe.logs import Done, Entry, Loss, TestOutput, TestStarted
-from caffe_recipes.run.failures.explanation import Explanation
+from caffe_recipes.run.failures.diagnosis import Diagnosis
 from caffe_recipes.units import describe_duration
 from caffe_recipes.wording import describe_count
 
@@ -102,16 +102,16 @@ class RankComparison:
             self._counted[rank] = self._leads
             self._behind[rank] = (self._behind.get(rank, (0, 0, 0))[0] + 1, iteration, self._lead)
 
-    def explain(self, *, has_failed: bool) -> list[Explanation]:
+    def explain(self, *, has_failed: bool) -> list[Diagnosis]:
         """Return what is wrong with the ranks; `has_failed` is whether the log shows that the run failed."""
         alone = self._find_alone() or self._find_out_of_step()
         found = [alone, *([] if alone else [self._find_apart(), self._find_stopped(has_failed)])]
         return [each for each in (*found, self._find_clock()) if each is not None]
 
-    def _find_alone(self) -> Explanation | None:
+    def _find_alone(self) -> Diagnosis | None:
         if len(self._testers) > 1:
             who = f"{describe_count(len(self._testers), 'rank')} of {len(self.ranks)} print results of tests"
-            return Explanation(
+            return Diagnosis(
                 "ranks-alone",
                 f"{who}, which with MLSL only rank 0 does: every rank trains alone, in a world of one",
                 _MULTINODE,
@@ -120,7 +120,7 @@ class RankComparison:
             )
         common = [losses for losses in self._losses.values() if len(losses) > 1]
         if len(common) >= _ENOUGH and all(len(set(losses.values())) == 1 for losses in common):
-            return Explanation(
+            return Diagnosis(
                 "ranks-equal",
                 "all ranks print the same losses: each trains alone on the same images",
                 f"{_MULTINODE}; ranks that work together see different images",
@@ -129,13 +129,13 @@ class RankComparison:
             )
         return None
 
-    def _find_out_of_step(self) -> Explanation | None:
+    def _find_out_of_step(self) -> Diagnosis | None:
         late = {rank: each for rank, each in self._behind.items() if each[0] >= _BEHIND_TIMES}
         if not late:
             return None
         rank = max(late, key=lambda one: late[one][2] - late[one][1])
         _, iteration, lead = late[rank]
-        return Explanation(
+        return Diagnosis(
             "ranks-out-of-step",
             f"the ranks are out of step: rank {rank} was at iteration {iteration:,} when another was at"
             f" {lead:,}, and both continued, so they do not average their gradients",
@@ -143,7 +143,7 @@ class RankComparison:
             "intel/caffe#205, intel/caffe#96",
         )
 
-    def _find_apart(self) -> Explanation | None:
+    def _find_apart(self) -> Diagnosis | None:
         common = [losses for losses in self._losses.values() if len(losses) >= _FEWEST_RANKS]
         if len(common) < _ENOUGH:
             return None
@@ -151,7 +151,7 @@ class RankComparison:
             if all(_is_apart(rank, losses) for losses in common[-_ENOUGH:]):
                 losses = common[-1]
                 typical = median(loss for other, loss in losses.items() if other != rank)
-                return Explanation(
+                return Diagnosis(
                     "rank-apart",
                     f"the loss of rank {rank} is apart from the others: {losses[rank]:g}, where these have"
                     f" {typical:g}",
@@ -161,13 +161,13 @@ class RankComparison:
                 )
         return None
 
-    def _find_stopped(self, has_failed: bool) -> Explanation | None:
+    def _find_stopped(self, has_failed: bool) -> Diagnosis | None:
         gap = self._display * (1 if has_failed else 2)
         first = sorted(rank for rank, at in self._shown.items() if gap and at <= self._lead - gap)
         if self.is_done or not first or 2 * len(first) > len(self._shown):
             return None
         at, others = self._shown[first[0]], self._lead
-        return Explanation(
+        return Diagnosis(
             "rank-stopped-first",
             f"rank {first[0]} stopped first: its last iteration is {at:,}, and others reached {others:,}",
             f"read its lines (`grep '^\\[{first[0]}\\]'`) and what its host reports (dmesg)",
@@ -176,7 +176,7 @@ class RankComparison:
             is_guess=True,
         )
 
-    def _find_clock(self) -> Explanation | None:
+    def _find_clock(self) -> Diagnosis | None:
         wrong = {
             rank: offset
             for rank, (lines, offset) in self._offsets.items()
@@ -187,7 +187,7 @@ class RankComparison:
         rank = min(wrong)
         apart = describe_duration(round(abs(wrong[rank]), -2))
         way = "ahead of" if wrong[rank] > 0 else "behind"
-        return Explanation(
+        return Diagnosis(
             "clocks-apart",
             f"the clock of rank {rank} is about {apart} {way} that of rank {self._reference[0]}",
             "set one time zone on all hosts and in containers (mount /etc/localtime), and run NTP; training"

@@ -9,7 +9,7 @@ import re
 
 from caffe_recipes.run.failures.caffe_signatures import CAFFE_SIGNATURES
 from caffe_recipes.run.failures.cluster_signatures import CLUSTER_SIGNATURES
-from caffe_recipes.run.failures.explanation import Explanation, Signature
+from caffe_recipes.run.failures.diagnosis import Diagnosis, Signature
 from caffe_recipes.run.failures.tensorflow_signatures import TENSORFLOW_SIGNATURES
 
 SIGNATURES: tuple[Signature, ...] = (*CAFFE_SIGNATURES, *TENSORFLOW_SIGNATURES, *CLUSTER_SIGNATURES)
@@ -17,7 +17,7 @@ SIGNATURES: tuple[Signature, ...] = (*CAFFE_SIGNATURES, *TENSORFLOW_SIGNATURES, 
 _IN_HEALTHY_RUNS = tuple(signature for signature in SIGNATURES if signature.times > 1)
 _INFO = re.compile(r"I\d{4,8} [\d:.]+ +\d+ \S+\] ")
 
-DIVERGED = Explanation(
+DIVERGED = Diagnosis(
     "diverged",
     "the training has diverged: the loss is not a number, or is that of a net that gives the right class a"
     " probability of 0 (87.3365 is -log of the smallest float32)",
@@ -30,7 +30,7 @@ DIVERGED = Explanation(
 def find_signature(text: str) -> Signature | None:
     """Return the signature of a line without its rank; None if the line is not known.
 
-    >>> find_signature("Host key verification failed.").explanation.name
+    >>> find_signature("Host key verification failed.").diagnosis.name
     'ssh-host-key'
     """
     candidates = _IN_HEALTHY_RUNS if _INFO.match(text) else SIGNATURES
@@ -45,18 +45,18 @@ class FailureReader:
 
     def __init__(self) -> None:
         """Start before the first line."""
-        self.best: Explanation | None = None
+        self.best: Diagnosis | None = None
         self._seen: set[str] = set()
 
-    def feed(self, text: str) -> Explanation | None:
-        """Read a line without its rank; return its explanation, if it is the first of its kind.
+    def feed(self, text: str) -> Diagnosis | None:
+        """Read a line without its rank; return its diagnosis, if it is the first of its kind.
 
         What also happens in healthy runs, and a mere consequence of what was explained before, is skipped.
         """
         signature = find_signature(text)
-        if signature is None or signature.times > 1 or signature.explanation.name in self._seen:
+        if signature is None or signature.times > 1 or signature.diagnosis.name in self._seen:
             return None
-        found = signature.explanation
+        found = signature.diagnosis
         self._seen.add(found.name)
         if found.is_consequence and self.best is not None:
             return None

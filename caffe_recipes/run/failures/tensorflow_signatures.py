@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from caffe_recipes.run.failures.explanation import Explanation, Signature
+from caffe_recipes.run.failures.diagnosis import Diagnosis, Signature
 
 TENSORFLOW_SIGNATURES = (
     Signature(
         "OOM when allocating tensor",
-        Explanation(
+        Diagnosis(
             "tensorflow-memory",
             "the model and its batch do not fit in the memory of the device",
             "reduce the batch of each rank, and use more ranks to keep the global batch",
@@ -16,7 +16,7 @@ TENSORFLOW_SIGNATURES = (
     ),
     Signature(
         "NaN",
-        Explanation(
+        Diagnosis(
             "tensorflow-nan",
             "the loss became NaN: the training has diverged",
             "lower the learning rate or lengthen the warm-up, and check the data and labels; resume from a"
@@ -27,7 +27,7 @@ TENSORFLOW_SIGNATURES = (
     ),
     Signature(
         "Mismatched ALLREDUCE",
-        Explanation(
+        Diagnosis(
             "horovod-mismatch",
             "ranks reduce the same tensor with another shape, type or device: they do not run one model",
             "give all ranks the same code, options and kind of device; a name that is used twice in the graph"
@@ -37,7 +37,7 @@ TENSORFLOW_SIGNATURES = (
     ),
     Signature(
         "by subset of ranks and are waiting for remainder of ranks",
-        Explanation(
+        Diagnosis(
             "horovod-stalled",
             "some ranks wait for others that have stopped, are slow, or run another graph; the line lists the"
             " ranks that are missing or ready",
@@ -48,7 +48,7 @@ TENSORFLOW_SIGNATURES = (
     ),
     Signature(
         "Horovod has been shut down",
-        Explanation(
+        Diagnosis(
             "horovod-shut-down",
             "another rank failed or finished first; this rank only reports it",
             "read the first error in the log of all ranks, above the first line of this kind",
@@ -58,7 +58,7 @@ TENSORFLOW_SIGNATURES = (
     ),
     Signature(
         "ncclCommInitRank failed",
-        Explanation(
+        Diagnosis(
             "nccl-init",
             "NCCL found no network interface or GPU through which all ranks can talk",
             "run once with NCCL_DEBUG=INFO, and set NCCL_SOCKET_IFNAME to the interface between the hosts",
@@ -68,7 +68,7 @@ TENSORFLOW_SIGNATURES = (
     ),
     Signature(
         "TensorFlow library was compiled to use",
-        Explanation(
+        Diagnosis(
             "tensorflow-cpu",
             "this TensorFlow was built for a CPU with more instructions than this host has",
             "install a build for this CPU, or build it on this host",
@@ -78,7 +78,7 @@ TENSORFLOW_SIGNATURES = (
     ),
     Signature(
         "Failed to load the native TensorFlow runtime",
-        Explanation(
+        Diagnosis(
             "tensorflow-import",
             "TensorFlow cannot load one of its libraries; the ImportError names it",
             "install the CUDA and library versions that this TensorFlow was built for, and export"
@@ -89,7 +89,7 @@ TENSORFLOW_SIGNATURES = (
     ),
     Signature(
         "DataLossError",
-        Explanation(
+        Diagnosis(
             "tensorflow-records",
             "a TFRecord or checkpoint is incomplete or damaged",
             "copy it again, or build it again (`caffe-recipes data` checks TFRecords)",

@@ -417,7 +417,7 @@ THREADS: list[tuple[str, str, list[str]]] = [
 
 def names(lines: list[str]) -> list[str]:
     result = explain_lines(lines)
-    return [one.explanation.name for one in result.found] if result else []
+    return [one.diagnosis.name for one in result.found] if result else []
 
 
 @pytest.mark.parametrize(("thread", "name", "lines"), THREADS, ids=[thread for thread, *_ in THREADS])

@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from caffe_recipes.caffe.logs import parse_line
-from caffe_recipes.run.failures.explanation import Explanation
+from caffe_recipes.run.failures.diagnosis import Diagnosis
 from caffe_recipes.run.failures.rank_comparison import RankComparison
 
 BEGUN = datetime(2018, 5, 2, 16)
@@ -15,7 +15,7 @@ def shown(rank: int, iteration: int, loss: float, *, second: float = 0.0, clock_
     return f"[{rank}] I{time:%m%d %H:%M:%S}.000000 7 solver.cpp:312] Iteration {iteration}, loss = {loss:g}"
 
 
-def explain(lines: list[str], *, has_failed: bool = False) -> dict[str, Explanation]:
+def explain(lines: list[str], *, has_failed: bool = False) -> dict[str, Diagnosis]:
     comparison = RankComparison()
     for line in lines:
         entry = parse_line(line)

@@ -7,14 +7,14 @@ KILLED = "=   EXIT CODE: 9"
 
 
 def test_every_entry_says_why_what_to_do_and_where_that_is_known_from() -> None:
-    for explanation in (DIVERGED, *(signature.explanation for signature in SIGNATURES)):
-        for text in (explanation.cause, explanation.remedy, explanation.source):
-            assert text and not text.endswith("."), explanation.name
+    for diagnosis in (DIVERGED, *(signature.diagnosis for signature in SIGNATURES)):
+        for text in (diagnosis.cause, diagnosis.remedy, diagnosis.source):
+            assert text and not text.endswith("."), diagnosis.name
 
 
 def test_one_name_has_one_cause() -> None:
     by_name: dict[str, set[tuple[bool, bool]]] = {}
-    for one in (signature.explanation for signature in SIGNATURES):
+    for one in (signature.diagnosis for signature in SIGNATURES):
         by_name.setdefault(one.name, set()).add((one.is_guess, one.is_consequence))
     assert [name for name, kinds in by_name.items() if len(kinds) > 1] == []
 
@@ -22,7 +22,7 @@ def test_one_name_has_one_cause() -> None:
 def test_of_two_entries_that_match_the_more_specific_one_wins() -> None:
     line = "x execvp error on file /a/ep_server (No such file or directory)"
     found = find_signature(line)
-    assert found is not None and found.explanation.name == "mlsl-server-missing"
+    assert found is not None and found.diagnosis.name == "mlsl-server-missing"
 
 
 def test_what_others_print_because_of_a_failure_does_not_replace_its_cause() -> None:
@@ -42,4 +42,4 @@ def test_a_failure_is_reported_once_and_its_consequences_are_not() -> None:
 def test_a_guess_is_called_one() -> None:
     found = find_signature(KILLED)
     assert found is not None
-    assert found.explanation.as_lines()[0].startswith("  cause: this is a guess: a rank was killed")
+    assert found.diagnosis.as_lines()[0].startswith("  cause: this is a guess: a rank was killed")

@@ -81,8 +81,8 @@ def test_what_a_failure_means_is_said_once_and_not_written_to_the_log(place: Pla
     written: list[int] = []
     reader.messages = _Noting(written, lambda: len(reader.log))
     assert reader.read() == log
-    name, cause, remedy, source = reader.messages
-    assert cause == ("  cause: ssh does not know the host's key, or knows another one, and cannot ask")
+    _, cause, remedy, source = reader.messages
+    assert cause == "  cause: ssh does not know the host's key, or knows another one, and cannot ask"
     assert remedy.startswith("  do:    log in to each host once by hand")
     assert source == "  from:  horovod/horovod#110; ssh(1)"
     assert written == [0, *[log.index("[0] Host")] * 3]  # beneath the line that is explained

@@ -1,4 +1,4 @@
-"""An explanation of a failure, and the signature of the line that it explains."""
+"""The diagnosis of a failure, and the signature of the line that it explains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Diagnosis:
     """The cause of a failure, what to do about it, and where that is known from.
 
     `repeats` is whether the same command would fail in the same way until something is changed. A guess is
@@ -29,7 +29,7 @@ class Explanation:
     def describe(self) -> str:
         """Return the cause in one sentence; a guess is called one.
 
-        >>> Explanation("full", "the disk is full", "free space", "man 2 write", is_guess=True).describe()
+        >>> Diagnosis("full", "the disk is full", "free space", "man 2 write", is_guess=True).describe()
         'this is a guess: the disk is full'
         """
         return f"this is a guess: {self.cause}" if self.is_guess else self.cause
@@ -49,7 +49,7 @@ class Signature:
     """
 
     word: str
-    explanation: Explanation
+    diagnosis: Diagnosis
     pattern: str = ""
     times: int = 1
     _compiled: re.Pattern[str] | None = field(init=False, default=None, repr=False, compare=False)
