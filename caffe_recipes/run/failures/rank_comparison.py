@@ -41,7 +41,8 @@ class RankComparison:
         self.is_done = False
         self.ranks: set[int] = set()
         self.last_iteration = -1  # of any rank, labelled or not
-        self._testers: set[int] = set()  # the ranks that print the results of tests
+        self._begun: dict[int, int] = {}  # the tests that each rank has begun,
+        self._tested: dict[int, int] = {}  # and those whose results it has printed
         self._offsets: dict[int, list[float]] = {}  # of each rank's clock: the number of lines, the smallest
         self._reference: tuple[int, datetime] | None = None
         self._start()
@@ -67,8 +68,10 @@ class RankComparison:
         self.ranks.add(entry.rank)
         if entry.time is not None:
             self._compare_clocks(entry.rank, entry.time)
-        if isinstance(entry.event, TestOutput):
-            self._testers.add(entry.rank)
+        if isinstance(entry.event, TestStarted):
+            self._begun[entry.rank] = self._begun.get(entry.rank, 0) + 1
+        elif isinstance(entry.event, TestOutput) and entry.event.index == 0:
+            self._tested[entry.rank] = self._tested.get(entry.rank, 0) + 1
         elif isinstance(entry.event, Loss):
             self._add_loss(entry.rank, entry.event)
 
@@ -109,11 +112,14 @@ class RankComparison:
         return [each for each in (*found, self._find_clock()) if each is not None]
 
     def _find_alone(self) -> Diagnosis | None:
-        if len(self._testers) > 1:
-            who = f"{describe_count(len(self._testers), 'rank')} of {len(self.ranks)} print results of tests"
+        everyone_tests = all(
+            0 <= self._begun.get(rank, 0) - self._tested.get(rank, 0) <= 1 for rank in self.ranks
+        )
+        if len(self.ranks) > 1 and everyone_tests and self._tested.keys() == self.ranks:
             return Diagnosis(
                 "ranks-alone",
-                f"{who}, which with MLSL only rank 0 does: every rank trains alone, in a world of one",
+                f"all {describe_count(len(self.ranks), 'rank')} print the results of tests, which with MLSL"
+                " only rank 0 does: each trains alone, in a world of one",
                 _MULTINODE,
                 "src/caffe/solver.cpp of Intel Caffe; intel/caffe#100, horovod/horovod#870",
                 is_guess=True,
@@ -166,6 +172,8 @@ class RankComparison:
         first = sorted(rank for rank, at in self._shown.items() if gap and at <= self._lead - gap)
         if self.is_done or not first or 2 * len(first) > len(self._shown):
             return None
+        if len(self._losses.get(self._lead, {})) < max(2, len(self._shown) - len(first)):
+            return None  # not every rank prints every iteration
         at, others = self._shown[first[0]], self._lead
         return Diagnosis(
             "rank-stopped-first",

@@ -60,10 +60,18 @@ def test_ranks_that_are_started_again_are_not_out_of_step() -> None:
 
 
 def test_ranks_that_all_print_results_of_tests_are_alone() -> None:
-    output = "I0502 16:00:00.000000 7 solver.cpp:562]     Test net output #0: top-1 = 0.5"
-    (found,) = explain([*in_step(), f"[0] {output}", f"[1] {output}"]).values()
+    at = "I0502 16:00:00.000000 7 solver.cpp"
+    tests = [
+        [
+            f"[{rank}] {at}:474] Iteration 0, Testing net (#0)",
+            f"[{rank}] {at}:562]     Test net output #0: top-1 = 0.5",
+        ]
+        for rank in range(4)
+    ]
+    (found,) = explain([*(line for pair in tests for line in pair), *in_step()]).values()
     assert found.name == "ranks-alone" and found.is_guess
-    assert explain([*in_step(), f"[0] {output}", f"[0] {output}"]) == {}
+    assert found.cause.startswith("all 4 ranks print the results of tests")
+    assert explain([*tests[0], *in_step()]) == {}
 
 
 def test_ranks_with_the_same_losses_are_alone() -> None:
@@ -81,6 +89,11 @@ def test_a_rank_whose_loss_is_apart_is_named() -> None:
         (found,) = explain(lines).values()
         assert found.name == "rank-apart"
         assert found.cause.startswith("the loss of rank 2 is apart from the others: ")
+
+
+def test_one_log_whose_lines_have_the_labels_of_several_ranks_gets_no_word() -> None:
+    lines = [shown(at * 7 % 5, 20 * at, 6 - at / 9, second=5 * at) for at in range(40)]
+    assert explain(lines) == explain(lines, has_failed=True) == {}
 
 
 def test_a_rank_that_stopped_first_is_named_as_a_guess() -> None:
