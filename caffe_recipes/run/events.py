@@ -560,7 +560,11 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """A step failed; if the event names a phase, its launch has ended. A retry is a separate event."""
+    """A step failed; if the event names a phase, its launch has ended. A retry is a separate event.
+
+    `cause` is what the log shows to be behind the reason, if that is known, and `change` is what must be
+    changed before the command can succeed.
+    """
 
     name = "failed"
     reason: str
@@ -568,10 +572,19 @@ class Failed(Event):
     host: str | None = None
     log: str | None = None
     seconds: Finite | None = None
+    cause: str | None = None
+    change: str | None = None
+
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
+        """Return the line to print, with the cause; the reason is printed as the error of the run."""
+        if self.phase is None or self.cause is None:
+            return ""
+        return f"{self.phase}: cause of the failure: {self.cause}"
 
     def error(self, log: str | None) -> RunFailed:
         """Return the error that the run ends with if this is its last event; `log` is the launch's."""
-        hint = f"log: {log}" if log else ""
+        first = f"first, {self.change}" if self.change else ""
+        hint = "; ".join(filter(None, [first, f"log: {log}" if log else ""]))
         if self.phase is not None:
             return RunFailed(f"phase {self.phase}", f"failed: {self.reason}", hint)
         return RunFailed("evaluation" if log else "", self.reason, hint)

@@ -30,6 +30,8 @@ from caffe_recipes.files.atomic_writes import write_whole
 from caffe_recipes.files.disk_space import release
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
 from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finish, Launch, RunState, Stopped
+from caffe_recipes.run.failures.diagnosis import Diagnosis
+from caffe_recipes.run.failures.signatures import DIVERGED
 from caffe_recipes.run.folders import write_hostfile
 from caffe_recipes.run.launch import Followed, end_everywhere, follow
 from caffe_recipes.run.prepare import check_hosts_read, ensure_files, ensure_weights
@@ -52,6 +54,7 @@ from caffe_recipes.run.trainer_log import (
     LogPace,
     LogTail,
     describe_last_words,
+    find_divergence,
     find_failure,
     images_per_s,
     last_value,
@@ -85,6 +88,20 @@ def check_trained(run: Run, training: Training, launch: Launch, followed: Follow
     omitted = run.setting.trainer.find_omission(tail.summary, training, run.setting.root)
     if omitted:
         raise LaunchFailed(omitted, "give the layers of the net the names that they have in the weights")
+
+
+def explain_failure(followed: Followed, training: Training) -> Diagnosis | None:
+    """Return what the log of a failed launch says about the cause; None if that is not known.
+
+    A host that no longer answers is a cause of its own, and what a launch prints while it is ended is none.
+    """
+    tail, trouble = followed.tail, followed.trouble
+    is_other = followed.unreachable or (trouble is not None and (trouble.is_lost or trouble.is_spoilt))
+    if is_other or find_failure(tail, training, followed.killed_by) is None:
+        return None
+    if not tail.summary.fatal and find_divergence(losses_until(tail.summary, training.last_iter)):
+        return DIVERGED
+    return tail.failures.best
 
 
 def judge(run: Run, training: Training, launch: Launch, followed: Followed, spent_s: float = 0.0) -> Finish:
@@ -416,6 +433,16 @@ def _take_over(run: Run, training: Training, leftover: Launch) -> bool:
     return True
 
 
+def _fields_of(known: Diagnosis | None) -> dict[str, str]:
+    """Return the fields of `Failed` with what is known of the cause; a guess is nothing to change first."""
+    if known is None:
+        return {}
+    cause = f"{known.describe()} (known from {known.source})"
+    if known.repeats and not known.is_guess:
+        return {"cause": cause, "change": known.remedy}
+    return {"cause": f"{cause}; {known.remedy}"}
+
+
 def _with_hosts(run: Run, names: tuple[str, ...]) -> Run:
     """Return the run with the hosts of a launch, some of which may be spares."""
     known = {host.name: host for host in run.setting.hosts}
@@ -442,6 +469,7 @@ def _follow_to_end(
     """
     begun = time.monotonic()
     spent_s = run.journal.state().spent.get(training.phase, 0.0)
+    followed: Followed | None = None
     try:
         followed = follow(run, training, launch, start)
         finish = judge(run, training, launch, followed, spent_s + launch_s)
@@ -457,7 +485,8 @@ def _follow_to_end(
         run.check_folder()
         host = failure.host if isinstance(failure, LaunchFailed) else None
         seconds = round(launch_s + time.monotonic() - begun, 3)
-        failed = Failed(failure.what, training.phase, host, seconds=seconds)
+        known = explain_failure(followed, training) if followed else None
+        failed = Failed(failure.what, training.phase, host, seconds=seconds, **_fields_of(known))
         error = failed.error(launch.log)
         if isinstance(failure, SnapshotOutOfReach):  # the launch stays open, to be judged on resuming
             run.emit(Failed(f"{training.phase}: {failure.what}", host=host))

@@ -23,6 +23,7 @@ from caffe_recipes.cluster.launchers.launcher import describe_signal
 from caffe_recipes.cluster.launchers.srun import NO_STEP, STEP_WAITS
 from caffe_recipes.cluster.rank_exits import RankExitReader
 from caffe_recipes.cluster.ranks import Pulse, Silence, Straggler, find_straggler, find_unstarted
+from caffe_recipes.run.failures.signatures import FailureReader
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.units import describe_duration, write_clock
 
@@ -88,7 +89,7 @@ class LogTail:
     `signs` counts the signs of progress: lines about training or testing, and before the first of these every
     new line, but not what a library repeats while nothing happens. `no_step` is why Slurm could not start the
     ranks, or "", and `step_waits` what srun says while it waits for the nodes. `last_words` is the last line
-    that is not about normal training.
+    that is not about normal training, and `failures` finds among these what explains a failure.
     """
 
     def __init__(self, path: Path, summary: LogSummary | None = None) -> None:
@@ -99,6 +100,7 @@ class LogTail:
         self.last_line = self.last_words = ""
         self.no_step = self.step_waits = ""
         self.ends = RankExitReader()
+        self.failures = FailureReader()
         self._file = LogFile(path)
         self._seen: set[int] = set()
 
@@ -139,6 +141,7 @@ class LogTail:
             if self.ends.is_over:
                 continue
             self.last_words = text
+            self.failures.feed(text)
             refused = None if self.has_begun else NO_STEP.fullmatch(text)
             self.no_step = self.no_step or (f"srun: {refused[1][:300]}" if refused else "")
             if waiting := None if self.has_begun else STEP_WAITS.fullmatch(text):

@@ -11,7 +11,7 @@ from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.rank_exits import ENDED_BY_US
 from caffe_recipes.run.context import LaunchFailed
 from caffe_recipes.run.launch import Followed
-from caffe_recipes.run.phase import check_trained
+from caffe_recipes.run.phase import check_trained, explain_failure
 from caffe_recipes.run.trainer_log import LogTail, Trouble
 from tests.run.recorded_run import launch_of
 from tests.stand_in_host import StandInHost
@@ -64,3 +64,32 @@ def test_for_ranks_that_the_run_ended_because_its_disk_was_full_the_disk_is_name
     assert failure.what == (
         f"the disk of {(tmp_path / log).parent} was full; the run ended it before the first iteration"
     )
+
+
+MISSING = "[1] F1120 11:49:33.000000 7 db_lmdb.hpp:15] Check failed: mdb_status == 0 (2 vs. 0) No such file"
+
+
+def explanation(folder: Path, *lines: str, trouble: Trouble | None = None, gone: str = "") -> str:
+    (folder / "log").write_text("".join(f"{line}\n" for line in lines))
+    tail = LogTail(folder / "log", LogSummary())
+    tail.read(to_end=True)
+    unreachable = (gone,) if gone else ()
+    known = explain_failure(Followed(tail, StandInHost("node1"), trouble, unreachable), TRAINING)
+    return known.name if known else ""
+
+
+def test_the_line_that_is_behind_a_failure_is_explained(tmp_path: Path) -> None:
+    assert explanation(tmp_path, MISSING, *KILLED) == "lmdb-missing"
+    assert explanation(tmp_path, *KILLED) == "killed"
+    assert explanation(tmp_path, "[0] I am of another program") == ""
+
+
+def test_a_loss_that_is_not_a_number_is_explained(tmp_path: Path) -> None:
+    lost = "[0] I1120 11:49:33.000000 7 solver.cpp:312] Iteration 2, loss = nan"
+    assert explanation(tmp_path, lost, *KILLED) == "diverged"
+
+
+def test_what_is_printed_because_a_host_is_gone_or_the_run_ends_the_ranks_is_no_cause(tmp_path: Path) -> None:
+    assert explanation(tmp_path, *KILLED, gone="node2") == ""
+    assert explanation(tmp_path, *KILLED, trouble=Trouble("is gone", "node2", is_lost=True)) == ""
+    assert explanation(tmp_path, ENDED_BY_US, *KILLED) == ""

@@ -122,6 +122,8 @@ class ShownRun:
         self.launches: list[tuple[str, str]] = []  # phase and log of each
         self._last_logs: dict[str, str] = {}  # of each phase
         self.last_failure: RunFailed | None = None  # the last one, even if the run was resumed after it
+        self.cause: str | None = None  # of that failure, and what must be changed before the run is resumed
+        self.change: str | None = None
         self.first_s: float | None = None  # the time of the first event
         self.last_s: float | None = None  # the time of the last event
         self.ran_s = 0.0  # for how long the run had run at the last event
@@ -286,6 +288,10 @@ class ShownRun:
         self.first_s = time_s if self.first_s is None else self.first_s
         self.last_s = time_s
         self.last_failure = self._find_failure(event) or self.last_failure
+        if isinstance(event, Failed):
+            self.cause, self.change = event.cause, event.change
+        elif isinstance(event, Launch | Stopped):
+            self.cause = self.change = None
 
     def _count_seconds(self, time_s: float, event: Event, before: StateDraft) -> float:
         """Return for how long the run ran between the last event and this one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES, split_rank
 from caffe_recipes.cluster.commands import Say
 from caffe_recipes.errors import InputError
+from caffe_recipes.run.failures.signatures import FailureReader
 from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.monitor.files import (
     HAS_JOURNAL,
@@ -47,6 +49,7 @@ from caffe_recipes.run.submit.submissions import (
 Write = Callable[[bytes], object]
 # At most this much of a log is read at a time.
 _MOST_BYTES = 4 << 20
+_LINE = re.compile(rb"[^\n]*\n")
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def show_log(
             shown = ShownRun(run, f"{path}/branches/{options.phase}", shown.recipe)
         files = Follower(runs.files, _keep_quiet, env, once=not options.follow)
         stack.callback(files.close)
-        writer = _LogWriter(write, options.rank)
+        writer = _LogWriter(write, options.rank, say)
         stack.callback(writer.end)
         follower = _LogFollower(shown, runs.root, options, files, jobs, writer, say)
         follower.begin()
@@ -304,11 +307,12 @@ class _LogFollower:
 
 
 class _LogWriter:
-    """Writes a log, or only the lines of one rank."""
+    """Writes a log, or only the lines of one rank; `say` gets what explains a failure, beneath its line."""
 
-    def __init__(self, write: Write, rank: int | None) -> None:
-        self._write, self._rank = write, rank
+    def __init__(self, write: Write, rank: int | None, say: Say) -> None:
+        self._write, self._rank, self._say = write, rank, say
         self._rest = b""
+        self._failures = FailureReader()
 
     def feed(self, data: bytes) -> None:
         """Write new content, holding back an incomplete line until it is complete or too long for a line."""
@@ -316,14 +320,27 @@ class _LogWriter:
         if len(self._rest) > LONGEST_LINE_BYTES:
             whole, newline, self._rest = whole + newline + self._rest, b"", b""
         if self._rank is None:
-            self._write(whole + newline)
+            self._write_explained(whole + newline)
             return
         for line in whole.split(b"\n"):
             rank, text = split_rank(line.decode(errors="replace"))
             if rank == self._rank:
-                self._write(f"{text}\n".encode())
+                self._write_explained(f"{text}\n".encode())
+
+    def _write_explained(self, data: bytes) -> None:
+        written = 0
+        for match in _LINE.finditer(data):
+            known = self._failures.feed(split_rank(match[0].decode(errors="replace"))[1].strip())
+            if known is not None:
+                self._write(data[written : match.end()])
+                written = match.end()
+                for line in known.as_lines():
+                    self._say(line)
+        if written < len(data):
+            self._write(data[written:])
 
     def end(self) -> None:
-        """Write the last line if it does not end with a line feed."""
+        """End a log: write its last line if it does not end with a line feed."""
         if self._rest:
             self.feed(b"\n")
+        self._failures = FailureReader()

@@ -561,6 +561,8 @@ def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]
         if failure and status.state != "finished":
             name = "stopped" if isinstance(run.last_failure, RunInterrupted) else "failure"
             yield "before" if _is_past(status) else name, failure
+            if run.cause:
+                yield "cause", run.cause
         if run.launches:
             yield "log", run.launches[-1][1]
         for branch in status.branches:
@@ -615,7 +617,8 @@ def _resume_hint(run: ShownRun, status: RunStatus) -> str:
     """Return the hint that resumes a run the way it was started: on this machine, or in a job."""
     if status.later:
         return f"superseded by {status.later}; only the latest run of a recipe is resumed"
-    return run.resume_hint("submit" if status.jobs else "run")
+    resumes = run.resume_hint("submit" if status.jobs else "run")
+    return f"first, {run.change}; then {resumes}" if run.change else resumes
 
 
 def _describe_left(status: RunStatus) -> list[str]:

@@ -74,6 +74,32 @@ def test_the_lines_of_a_rank_are_printed_without_its_label(place: Place) -> None
     assert text == "I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9\n"
 
 
+def test_what_a_failure_means_is_said_once_and_not_written_to_the_log(place: Place) -> None:
+    log = f"{LOG}\n[1] Host key verification failed.\n[0] Host key verification failed.\n[0] end\n"
+    write_run(place.root, place.recipe, started(), launched(), log=log)
+    reader = Reader(place)
+    written: list[int] = []
+    reader.messages = _Noting(written, lambda: len(reader.log))
+    assert reader.read() == log
+    _, cause, remedy, source = reader.messages
+    assert cause == "  cause: ssh does not know the host's key, or knows another one, and cannot ask"
+    assert remedy.startswith("  do:    log in to each host once by hand")
+    assert source == "  from:  horovod/horovod#110; ssh(1)"
+    assert written == [0, *[log.index("[0] Host")] * 3]  # beneath the line that is explained
+
+
+class _Noting(list[str]):
+    """Messages, of which `notes` gets how much of the log was written before each."""
+
+    def __init__(self, notes: list[int], written: Callable[[], int]) -> None:
+        super().__init__()
+        self._notes, self._written = notes, written
+
+    def append(self, message: str) -> None:
+        self._notes.append(self._written())
+        super().append(message)
+
+
 def test_for_a_relaunched_phase_the_last_log_is_written(place: Place) -> None:
     folder = write_run(
         place.root, place.recipe, started(), launched(), failed("init", "x"), launched("init", 2)

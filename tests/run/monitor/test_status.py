@@ -242,6 +242,18 @@ def test_a_run_whose_process_died_is_stopped_and_shows_the_command_to_resume_it(
     assert (status.state, summarize_status(status)) == ("stopped", RESUME_HINT)
 
 
+def test_what_must_change_stands_before_the_command_that_resumes_a_run(place: Place) -> None:
+    name, details = failed("init", "the loss is nan")
+    known = {"cause": "it diverged (known from x#1)", "change": "lower base_lr"}
+    folder = write_run(place.root, place.recipe, started(), launched(), (name, details | known))
+    rows = dict(status_details(StatusViewer(place).one(ask=no_slurm), NOW_S))
+    assert rows["cause"] == "it diverged (known from x#1)"
+    assert rows["next"] == f"first, lower base_lr; then {RESUME_HINT}"
+    append_events(folder, launched("init", 2), failed("init", "it died"))
+    rows = dict(status_details(StatusViewer(place).one(ask=no_slurm), NOW_S))
+    assert "cause" not in rows and rows["next"] == RESUME_HINT
+
+
 def test_a_failed_and_an_interrupted_run_are_distinguished(place: Place) -> None:
     write_run(place.root, place.recipe, started(), launched(), failed("init", "the loss is nan"))
     write_run(place.root, place.recipe, started(), launched(), interrupted(), number=2)

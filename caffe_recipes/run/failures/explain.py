@@ -1,0 +1,174 @@
+"""Explain the failures that a log shows, whatever program wrote it; the log is read once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from caffe_recipes.caffe.logs import Fatal, LogFile, Loss, parse_line, split_rank
+from caffe_recipes.errors import InputError
+from caffe_recipes.files.bounded_reads import open_file
+from caffe_recipes.run.failures.diagnosis import Diagnosis
+from caffe_recipes.run.failures.rank_comparison import RankComparison
+from caffe_recipes.run.failures.signatures import DIVERGED, find_signature
+from caffe_recipes.run.trainer_log import find_divergence
+from caffe_recipes.wording import describe_count, shorten
+
+_HINT = "give the log of a training, as text"
+# Lines by which a log of one of the known programs is recognized, even if nothing in it is a failure.
+_KNOWN = re.compile(
+    r"[IWEF]\d{4,8} [\d:.]+ +\d+ \S+\] |(?:INFO|WARNING|ERROR):tensorflow:|: [IWEF] tensorflow/|"
+    r"\[libprotobuf |srun: |slurmstepd: |\[(?:mpiexec|proxy:[\d:]+)@|=+ +BAD TERMINATION|"
+    r"caffe-torch: |.{0,40}horovod"
+)
+_SHOWN_CHARACTERS = 300
+_CONTROL = bytes((*range(7), *range(14, 27), *range(28, 32)))
+_STUCK = Diagnosis(
+    "stuck-at-start",
+    "the ranks hang in their first exchange: they wait for each other, for a server of MLSL, or on a network"
+    " that does not connect all hosts",
+    "if the run is still young, wait for the first display; else test with MLSL_NUM_SERVERS=0, with mlsl_test"
+    " on the same hosts, and with the interface between them named (I_MPI_TCP_NETMASK, FI_PROVIDER=tcp)",
+    "intel/MLSL#19, intel/MLSL#7, intel/caffe#98",
+    is_guess=True,
+)
+
+
+@dataclass
+class ExplainedLine:
+    """A line and its diagnosis; `count` lines of the log are like it, of these ranks.
+
+    `number` is 0, and `text` empty, if it takes more than one line to see the failure.
+    """
+
+    number: int
+    text: str
+    diagnosis: Diagnosis
+    count: int = 1
+    ranks: set[int] = field(default_factory=set)
+
+    def describe_more(self) -> str:
+        """Return how often the line came, and on which ranks; "" if only once."""
+        if self.count < 2:
+            return ""
+        shown = ", ".join(map(str, sorted(self.ranks)[:8]))
+        more = ", ..." if len(self.ranks) > 8 else ""
+        who = f" of rank{'s' if len(self.ranks) > 1 else ''} {shown}{more}" if self.ranks else ""
+        return f"the first of {describe_count(self.count, 'such line')}{who}"
+
+
+class _LogExplainer:
+    """Collects what explains a log, line by line."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.is_known = False
+        self.fatal = ""  # the first fatal line, known or not
+        self._found: dict[str, tuple[ExplainedLine, int]] = {}
+        self._ranks = RankComparison()
+        self._losses: dict[int | None, Loss] = {}  # the last of each rank
+        self._last = ""
+        self._has_started_ranks = False
+
+    def feed(self, line: str) -> None:
+        self.lines += 1
+        rank, text = split_rank(line)
+        text = text.strip()
+        if not text:
+            return
+        self.is_known = self.is_known or _KNOWN.match(text) is not None
+        self._has_started_ranks = self._has_started_ranks or "Multi-node Optimization" in text
+        self._last = ""
+        signature = find_signature(text)
+        if signature is not None:
+            self._last = signature.diagnosis.name
+            self._add(line, rank, signature.diagnosis, signature.times)
+        # Most lines of a long log are of these kinds, which are not compared.
+        entry = None if "Train net output" in text or ", lr = " in text else parse_line(line)
+        if entry is None:
+            return
+        self._ranks.feed(entry)
+        if isinstance(entry.event, Fatal) and not text.startswith("*** "):
+            self.fatal = self.fatal or text
+        elif isinstance(entry.event, Loss):
+            before = self._losses.get(rank, entry.event)
+            losses = {before.iteration: before.loss, entry.event.iteration: entry.event.loss}
+            if find_divergence(losses) is not None:
+                self._add(line, rank, DIVERGED, 1)
+            self._losses[rank] = entry.event
+
+    def _add(self, line: str, rank: int | None, diagnosis: Diagnosis, times: int) -> None:
+        name = diagnosis.name
+        if name not in self._found:
+            shown = shorten(line.strip(), _SHOWN_CHARACTERS)
+            self._found[name] = ExplainedLine(self.lines, shown, diagnosis, 0), times
+        found = self._found[name][0]
+        found.count += 1
+        if rank is not None:
+            found.ranks.add(rank)
+
+    def finish(self) -> list[ExplainedLine]:
+        """Return what explains the log, in its order; consequences only if nothing else does."""
+        found = [
+            one
+            for one, times in self._found.values()
+            if one.count >= times or one.diagnosis.name == self._last
+        ]
+        has_failed = bool(found or self.fatal)
+        whole = self._ranks.explain(has_failed=has_failed)
+        is_multiple = len(self._ranks.ranks) > 1 or self._has_started_ranks
+        is_stuck = self._ranks.last_iteration == 0 and is_multiple and not self._ranks.is_done
+        if is_stuck and not has_failed and not whole:
+            whole.append(_STUCK)
+        found += [ExplainedLine(0, "", each) for each in whole]
+        causes = [one for one in found if not one.diagnosis.is_consequence]
+        return causes or found
+
+
+@dataclass(frozen=True)
+class ExplainedLog:
+    """What explains a log of so many lines; `fatal` is its first fatal line, "" without one."""
+
+    lines: int
+    found: tuple[ExplainedLine, ...]
+    fatal: str = ""
+
+
+def explain_lines(lines: Iterable[str]) -> ExplainedLog | None:
+    """Explain the lines of a log; return None if they are of no program that is known here.
+
+    >>> (found,) = explain_lines(["[3] Host key verification failed."]).found
+    >>> found.number, found.diagnosis.name, found.ranks
+    (1, 'ssh-host-key', {3})
+    """
+    explainer = _LogExplainer()
+    for line in lines:
+        explainer.feed(line)
+    found = explainer.finish()
+    if not found and not explainer.is_known:
+        return None
+    return ExplainedLog(explainer.lines, tuple(found), shorten(explainer.fatal, _SHOWN_CHARACTERS))
+
+
+def explain_log(path: Path) -> ExplainedLog:
+    """Explain the failures that a log shows.
+
+    Raises InputError for a file that is empty, binary, unreadable, or the log of another program.
+    """
+    try:
+        with open_file(path) as file:
+            start = file.read(1 << 16)
+        if not start:
+            raise InputError(path, "is empty", _HINT)
+        # Terminals and PSM print a few control characters, too.
+        if len(start) - len(start.translate(None, _CONTROL)) > len(start) // 50 + 8:
+            raise InputError(path, "is binary", _HINT)
+        lines = (line for group in LogFile(path).read(to_end=True) for line in group)
+        found = explain_lines(lines)
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error), _HINT) from None
+    if found is None:
+        raise InputError(path, "has no line of Caffe, TensorFlow, MPI, ssh or Slurm", _HINT)
+    return found

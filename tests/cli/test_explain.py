@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.command_line import call_main
+
+MISSING = "F0707 16:48:46.336623 16692 db_lmdb.hpp:15] Check failed: mdb_status == 0 (2 vs. 0) No such file"
+FINE = "I0707 16:48:46.336623 16692 solver.cpp:312] Iteration 0, loss = 2.3"
+
+
+def test_the_explanation_is_printed_beneath_the_line(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(f"[17] {FINE}\n[17] {MISSING}\n")
+    done = call_main("explain", "a.log", cwd=tmp_path)
+    line, cause, remedy, source = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert line == f"a.log:2: [17] {MISSING}"
+    assert cause.startswith("  cause: the `source` of a data layer is not the folder of an LMDB")
+    assert remedy.startswith("  do:    run `ls` on the `source`")
+    assert source == "  from:  BVLC/caffe#5748, BVLC/caffe#3639, BVLC/caffe#6236"
+
+
+def test_a_log_without_a_known_failure_gets_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(f"{FINE}\n")
+    done = call_main("explain", "a.log", cwd=tmp_path)
+    assert (done.stdout, done.returncode) == ("a.log: no known failure in 1 line\n", 0)
+
+
+def test_bad_input_gets_one_line_and_exit_2_before_anything_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(f"{MISSING}\n")
+    (tmp_path / "empty").write_text("")
+    done = call_main("explain", "a.log", "empty", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: empty: is empty; give the log of a training, as text\n"
+
+
+def test_a_log_cannot_command_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("\x1b[2JHost key verification failed.\n")
+    assert "\x1b" not in call_main("explain", "a.log", cwd=tmp_path).stdout

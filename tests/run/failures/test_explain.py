@@ -1,0 +1,526 @@
+"""Logs of public threads: their decisive lines, retold, are explained rightly, and no healthy log gets a word."""
+
+# ruff: noqa: E501 - programs print long lines
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.run.failures.explain import explain_lines, explain_log
+
+ROOT = Path(__file__).resolve().parents[3]
+GLOG = "0707 16:48:46.336623 16692"
+TERMINATED = "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
+STACK = "*** Check failure stack trace: ***"
+HEALTHY = [
+    f"I{GLOG} solver.cpp:397] Solving LeNet",
+    f"I{GLOG} blocking_queue.cpp:50] Data layer prefetch queue empty",
+    f"I{GLOG} solver.cpp:312] Iteration 0, loss = 2.3",
+    f"I{GLOG} solver.cpp:312] Iteration 100, loss = 0.3",
+]
+_REMOTE = "remote[node2] HYD_spawn (libhydra/spawn/intel/hydra_spawn.c:117): execvp error on file"
+
+# The thread, what explains it, and its lines: the name of the last program is not always the one that failed.
+THREADS: list[tuple[str, str, list[str]]] = [
+    (
+        "intel/caffe#76",
+        "mlsl-affinity",
+        ["@: env.c:115:parse_server_affinity() server_affinity[ep_idx] >= 0 failed."],
+    ),
+    (
+        "intel/caffe#274",
+        "mlsl-server-missing",
+        [
+            f"[8] {_REMOTE} FOUNDED_MLSL_ROOT/intel64/bin/ep_server (No such file or directory)",
+            "[mpiexec@head] HYD_sock_write (libhydra/sock/hydra_sock_intel.c:357): write error (Bad file descriptor)",
+            TERMINATED,
+            "=   RANK 2 PID 30362 RUNNING AT node2",
+            "=   KILLED BY SIGNAL: 9 (Killed)",
+        ],
+    ),
+    (
+        "intel/caffe#56",
+        "mlsl-memory",
+        ["  (4328): /mlsl/src/comms_ep.cpp:CommsAlloc:535: ASSERT 'ptr' FAILED: NULL"],
+    ),
+    (
+        "intel/caffe#224",
+        "psm-shared-memory",
+        [
+            "node292: Unable to allocate shared memory for intra-node messaging.",
+            "node292: Delete stale shared memory files in /dev/shm.",
+        ],
+    ),
+    ("cornelisnetworks/opa-psm2#48", "psm-segment", ["PSM could not set up shared memory segment (err=9)"]),
+    (
+        "pmodels/mpich#4757",
+        "psm-contexts",
+        [
+            "s05r1b72.304088hfi_userinit_internal: assign_context command failed: Device or resource busy",
+            "s05r1b72.304088hfp_gen1_context_open: hfi_userinit_internal: failed, trying again (1/3)",
+            "s05r1b72.304088PSM2 can't open hfi unit: 0 (err=23)",
+        ],
+    ),
+    (
+        "firemodels/fds#7868",
+        "ofi-provider",
+        [
+            "Abort(1094799) on node 0 (rank 0 in comm 0): Fatal error in PMPI_Init_thread: Other MPI error",
+            "MPIDI_NM_mpi_init_hook(719): OFI addrinfo() failed (ofi_init.h:719:MPIDI_NM_mpi_init_hook:No data)",
+        ],
+    ),
+    (
+        "intel/MLSL#4",
+        "library-missing",
+        [
+            "./mlsl_test: error while loading shared libraries: libmlsl.so.1: cannot open shared object file: No such",
+            TERMINATED,
+            "=   EXIT CODE: 127",
+        ],
+    ),
+    ("je-santos/MPLBM-UT#92", "killed", [TERMINATED, "=   PID 92248 RUNNING AT desktop", "=   EXIT CODE: 9"]),
+    (
+        "pmodels/mpich#3777",
+        "hydra-firewall",
+        [
+            'HYDU_sock_connect (utils/sock/sock.c:180): unable to connect from "node2" to "node1" (Connection timed)',
+            "[proxy:0:1@node2] main (pm/pmiserv/pmip.c:185): unable to connect to server node1 at port 35322",
+        ],
+    ),
+    (
+        "open-mpi/ompi#7187",
+        "hydra-name",
+        ["HYDU_sock_connect (utils/sock/sock.c:145): unable to get host address for Master (4)"],
+    ),
+    (
+        "pmodels/mpich#1106",
+        "program-missing",
+        [
+            "[mpiexec@lenz] HYDU_create_process (launch.c:69): execvp error on file /x/hydra_pmi_proxy (No such file)",
+            "[mpiexec@lenz] HYD_pmcd_pmiserv_proxy_init_cb (pmiserv_cb.c:315): assert (!closed) failed",
+        ],
+    ),
+    ("horovod/horovod#2117", "ssh-denied", ["root@10.0.0.3: Permission denied (publickey,password)."]),
+    (
+        "horovod/horovod#1226",
+        "ssh-unreachable",
+        ["ssh: connect to host 192.168.0.119 port 12345: Connection refused"],
+    ),
+    (
+        "volcano-sh/volcano#2226",
+        "ssh-name",
+        [
+            "ssh: Could not resolve hostname worker-5.job: Name or service not known",
+            "ORTE was unable to reliably start one or more daemons.",
+        ],
+    ),
+    (
+        "hafs-community/HAFS#101",
+        "slurm-memory",
+        [
+            "slurmstepd: error: Detected 1 oom-kill event(s) in step 3495064.0 cgroup.",
+            "srun: error: Orion-01-01: task 4: Out Of Memory",
+            "slurmstepd: error: *** STEP 3495064.0 ON orion-01-01 CANCELLED AT 2021-10-27T19:35:36 ***",
+        ],
+    ),
+    (
+        "chrisknewman/tusas#149",
+        "slurm-memory",
+        ["0: slurmstepd: error: Detected 1 oom_kill event in StepId=440575.0."],
+    ),
+    (
+        "ZettaAI/zetta_utils#671",
+        "slurm-time",
+        [
+            "srun: Job step aborted: Waiting up to 47 seconds for job step to finish.",
+            "slurmstepd: error: *** JOB 494583 ON n1 CANCELLED AT 2024-04-20T09:09:37 DUE TO TIME LIMIT ***",
+        ],
+    ),
+    (
+        "hafs-community/HAFS#101, second",
+        "bus-error",
+        [
+            "srun: error: Orion-18-69: task 289: Bus error",
+            "slurmstepd: error: *** STEP 3495450.0 ON orion-01-04 CANCELLED AT 2021-10-27T20:22:22 ***",
+        ],
+    ),
+    (
+        "intel/caffe#45",
+        "bus-error",
+        [
+            '*** Aborted at 1486517656 (unix time) try "date -d @1486517656" if you are using GNU date ***',
+            "PC: @     0x7f0e3913ef0b __memcpy_avx512_no_vzeroupper",
+            "*** SIGBUS (@0x7e067c17cfe1) received by PID 67743 (TID 0x7f0526ff4700) from PID 1; stack trace: ***",
+            "    @     0x7f0e3dbb3b0a caffe::db::LMDBCursor::value()",
+        ],
+    ),
+    (
+        "openai/mlsh#17",
+        "bus-error",
+        [
+            TERMINATED,
+            "=   EXIT CODE: 135",
+            "APPLICATION TERMINATED WITH THE EXIT STRING: Bus error (signal 7)",
+        ],
+    ),
+    ("tensorflow/tensorflow#17411", "illegal-instruction", ["Illegal instruction (core dumped)"]),
+    (
+        "tensorflow/tensorflow#6896",
+        "tensorflow-cpu",
+        [
+            "2018-01-17 08:21:49.120154: F tensorflow/core/platform/cpu_feature_guard.cc:35] The TensorFlow library"
+            " was compiled to use AVX2 instructions, but these aren't available on your machine.",
+            "Aborted (core dumped)",
+        ],
+    ),
+    (
+        "weiliu89/caffe#689",
+        "bad-alloc",
+        [
+            "terminate called after throwing an instance of 'std::bad_alloc'",
+            "  what():  std::bad_alloc",
+            "*** SIGABRT (@0x30) received by PID 48 (TID 0x7f317b7fe700) from PID 48; stack trace: ***",
+        ],
+    ),
+    ("BVLC/caffe#886", "killed", [*HEALTHY[:3], "Killed"]),
+    (
+        "BVLC/caffe#5748",
+        "lmdb-missing",
+        [f"F{GLOG} db_lmdb.hpp:15] Check failed: mdb_status == 0 (2 vs. 0) No such file or directory", STACK],
+    ),
+    (
+        "BVLC/caffe#5696",
+        "lmdb-denied",
+        [f"F{GLOG} db_lmdb.hpp:15] Check failed: mdb_status == 0 (13 vs. 0) Permission denied", STACK],
+    ),
+    (
+        "BVLC/caffe#5182",
+        "lmdb-folder",
+        [f"F{GLOG} db_lmdb.hpp:15] Check failed: mdb_status == 0 (21 vs. 0) Is a directory", STACK],
+    ),
+    (
+        "BVLC/caffe#5552",
+        "lmdb-file-system",
+        [
+            f"F{GLOG} convert.cpp:101] Check failed: mdb_env_open(mdb_env, db_path, 0, 0664) == 0 (38 vs. 0) failed"
+        ],
+    ),
+    (
+        "BVLC/caffe#2293",
+        "lmdb-full",
+        [
+            f"F{GLOG} db.hpp:109] Check failed: mdb_status == 0 (-30792 vs. 0) MDB_MAP_FULL: mapsize limit reached"
+        ],
+    ),
+    (
+        "yjxiong/caffe#69",
+        "gpu-memory",
+        [f"F{GLOG} syncedmem.cpp:56] Check failed: error == cudaSuccess (2 vs. 0)  out of memory", STACK],
+    ),
+    (
+        "facebookarchive/C3D#81",
+        "gpu-architecture",
+        [f"F{GLOG} vol2col.cu:75] Check failed: error == cudaSuccess (8 vs. 0)  invalid device function"],
+    ),
+    (
+        "gkioxari/RstarCNN#6",
+        "gpu-driver",
+        [
+            f"F{GLOG} common.cpp:141] Check failed: error == cudaSuccess (35 vs. 0)  CUDA driver version is insufficient"
+        ],
+    ),
+    (
+        "happynear/caffe-windows#84",
+        "cpu-only",
+        [f"F{GLOG} common.cpp:106] Cannot use GPU in CPU-only Caffe: check mode."],
+    ),
+    (
+        "yun-liu/RCF#80",
+        "unknown-layer",
+        [
+            f"F{GLOG} layer_factory.hpp:81] Check failed: registry.count(type) == 1 (0 vs. 1) Unknown layer type:"
+            " ImageLabelmapData (known types: AbsVal, Accuracy)",
+        ],
+    ),
+    (
+        "pulkitag/ief#7",
+        "python-layer",
+        [
+            f"F{GLOG} layer_factory.hpp:81] Check failed: registry.count(type) == 1 (0 vs. 1) Unknown layer type: Python (known"
+        ],
+    ),
+    (
+        "BVLC/caffe#2839",
+        "unknown-field",
+        [
+            "[libprotobuf ERROR google/protobuf/text_format.cc:245] Error parsing text-format caffe.NetParameter: 40:17:"
+            ' Message type "caffe.LayerParameter" has no field named "insanity_param".',
+            f"F{GLOG} upgrade_proto.cpp:928] Check failed: ReadProtoFromTextFile(param_file, param) Failed to parse"
+            " NetParameter file: ./mydeploy.prototxt",
+            STACK,
+        ],
+    ),
+    (
+        "sfzhang15/RefineDet#25",
+        "shape-mismatch",
+        [
+            f"F{GLOG} net.cpp:774] Cannot copy param 0 weights from layer 'P3_mbox_conf'; shape mismatch.  Source param"
+            " shape is 63 256 3 3 (145152); target param shape is 6 256 3 3 (13824).",
+        ],
+    ),
+    (
+        "BVLC/caffe#5883",
+        "blob-count",
+        [
+            f"F{GLOG} net.cpp:767] Check failed: target_blobs.size() == source_layer.blobs_size() (5 vs. 3) Incompatible"
+        ],
+    ),
+    (
+        "BVLC/caffe#4722",
+        "duplicate-top",
+        [f"F{GLOG} net.cpp:365] Duplicate blobs produced by multiple sources."],
+    ),
+    ("NVIDIA/DIGITS#2196", "duplicate-top", ["ERROR: Top blob 'data' produced by multiple sources."]),
+    (
+        "BVLC/caffe#3375",
+        "unknown-bottom",
+        [f"F{GLOG} insert_splits.cpp:35] Unknown bottom blob 'data' (layer 'conv1_1', bottom index 0)"],
+    ),
+    (
+        "BVLC/caffe#1394",
+        "snapshot-not-written",
+        [*HEALTHY, f"F{GLOG} io.cpp:66] Check failed: proto.SerializeToOstream(&output) ", STACK],
+    ),
+    (
+        "BVLC/caffe#5067",
+        "blob-too-large",
+        [
+            f"F{GLOG} blob.cpp:33] Check failed: shape[i] <= 0x7fffffff / count_ (385 vs. 89) blob size exceeds INT_MAX"
+        ],
+    ),
+    (
+        "BVLC/caffe#4487",
+        "image-too-small",
+        [f"F{GLOG} data_transformer.cpp:467] Check failed: datum_width >= crop_size (3 vs. 224) "],
+    ),
+    (
+        "weiliu89/caffe#35",
+        "image-sizes",
+        [f"F{GLOG} data_transformer.cpp:196] Check failed: datum_height == height (600 vs. 300) "],
+    ),
+    (
+        "BVLC/caffe#4964",
+        "mean-size",
+        [
+            f"F{GLOG} data_transformer.cpp:520] Check failed: cv_cropped_image.rows == data_mean_.height() (227 vs. 256)"
+        ],
+    ),
+    (
+        "intel/caffe#55",
+        "image-channels",
+        [f"F{GLOG} data_transformer.cpp:283] Check failed: channels == datum_channels (1 vs. 0) "],
+    ),
+    (
+        "alexgkendall/caffe-segnet#23",
+        "label-range",
+        [f"F{GLOG} accuracy_layer.cpp:72] Check failed: label_value < num_labels (11 vs. 11)"],
+    ),
+    (
+        "BVLC/caffe#2672",
+        "label-crash",
+        [
+            "PC: @     0x7ffdd411fd24 caffe::SoftmaxWithLossLayer<>::Forward_cpu()",
+            "*** SIGSEGV (@0xf372c5c0) received by PID 15058 (TID 0x7ffdd4678780) from PID 184; stack trace: ***",
+        ],
+    ),
+    (
+        "BVLC/caffe#5874",
+        "inner-product-input",
+        [
+            f"F{GLOG} inner_product_layer.cpp:64] Check failed: K_ == new_K (10240 vs. 100352) Input size incompatible"
+        ],
+    ),
+    (
+        "BVLC/caffe#5137",
+        "diverged",
+        [
+            f"I{GLOG} solver.cpp:229] Iteration 2400, loss = 4.88092",
+            f"I{GLOG} solver.cpp:229] Iteration 2500, loss = 87.3365",
+            f"I{GLOG} solver.cpp:229] Iteration 2600, loss = 87.3365",
+        ],
+    ),
+    ("weiliu89/caffe#863", "slow-data", [*HEALTHY[:3], HEALTHY[1]]),
+    (
+        "BVLC/caffe#4953",
+        "library-too-old",
+        ["caffe: /usr/lib/libstdc++.so.6: version `GLIBCXX_3.4.21' not found (required by caffe)"],
+    ),
+    (
+        "horovod/horovod#1370",
+        "python-library-missing",
+        [
+            "[1,0]<stderr>:tensorflow.python.framework.errors_impl.NotFoundError: libcudart.so.10.0: cannot open"
+            " shared object file: No such file or directory"
+        ],
+    ),
+    (
+        "horovod/horovod#1152",
+        "tensorflow-memory",
+        [
+            "[1,1]<stderr>:ResourceExhaustedError (see above): OOM when allocating tensor with shape[2,1023,50257]"
+        ],
+    ),
+    (
+        "tensorflow/models#8549",
+        "tensorflow-nan",
+        ["E0521 14:44:30.800493 1400 hooks.py:760] Model diverged with loss = NaN."],
+    ),
+    (
+        "horovod/horovod#534",
+        "horovod-stalled",
+        [
+            "WARNING: One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and"
+            " are waiting for remainder of ranks for more than 60 seconds.",
+            "AbortedError (see above for traceback): Horovod has been shut down. This was caused by an exception",
+        ],
+    ),
+    (
+        "horovod/horovod#398",
+        "horovod-mismatch",
+        [
+            "[1,2]<stderr>:FailedPreconditionError: Mismatched ALLREDUCE CPU/GPU device selection: One rank specified"
+        ],
+    ),
+    (
+        "horovod/horovod#2975",
+        "horovod-shut-down",
+        ["Unknown: Horovod has been shut down. This was caused by an exception"],
+    ),
+    (
+        "horovod/horovod#1651",
+        "nccl-init",
+        [
+            "tensorflow.python.framework.errors_impl.UnknownError: ncclCommInitRank failed: unhandled system error"
+        ],
+    ),
+    (
+        "intel/MLSL#19",
+        "stuck-at-start",
+        [f"[{rank}] I{GLOG} solver.cpp:312] Iteration 0, loss = 6.{rank}" for rank in range(4)],
+    ),
+]
+
+
+def names(lines: list[str]) -> list[str]:
+    result = explain_lines(lines)
+    return [one.diagnosis.name for one in result.found] if result else []
+
+
+@pytest.mark.parametrize(("thread", "name", "lines"), THREADS, ids=[thread for thread, *_ in THREADS])
+def test_the_log_of_a_public_thread_is_explained(thread: str, name: str, lines: list[str]) -> None:
+    assert names(lines) == [name]
+
+
+def test_at_least_thirty_threads_are_explained() -> None:
+    assert len({thread for thread, *_ in THREADS}) >= 30
+
+
+@pytest.mark.parametrize("label", ["[17] ", "17: ", " 3: ", "[1,17]<stderr>:"])
+def test_the_label_of_a_rank_hides_no_failure(label: str) -> None:
+    for thread, name, lines in THREADS:
+        if not lines[0].startswith("["):
+            found = names([f"{label}{line}" for line in lines])
+            assert found == [name], thread
+
+
+def reference_logs() -> list[Path]:
+    shared = (ROOT.parent / "shared", ROOT / "shared")
+    return [log for folder in shared for log in sorted(folder.glob("reference/parity/*/*.log"))]
+
+
+def test_no_log_of_a_run_that_went_well_gets_a_word() -> None:
+    assert names(HEALTHY) == []
+    logs = reference_logs()
+    if not logs:
+        pytest.skip("the reference logs are not on this machine")
+    for log in logs:
+        assert explain_log(log).found == (), log
+        assert names([f"[17] {line}" for line in log.read_text().splitlines()]) == [], log
+
+
+def test_a_healthy_log_of_several_ranks_gets_no_word() -> None:
+    lines = [
+        f"[{rank}] I0707 16:{at // 60:02}:{at % 60:02}.{rank:06} 16692 solver.cpp:312] Iteration {at * 20},"
+        f" loss = {6.9 - at / 10 + rank / 50}"
+        for at in range(60)
+        for rank in (3, 0, 2, 1)
+    ]
+    assert names(lines) == []
+
+
+def test_only_the_first_of_many_lines_is_shown_with_their_number_and_ranks() -> None:
+    line = f"F{GLOG} db_lmdb.hpp:15] Check failed: mdb_status == 0 (2 vs. 0) No such file or directory"
+    result = explain_lines([f"[{rank}] {line}" for rank in range(12)])
+    assert result is not None
+    (found,) = result.found
+    assert (found.number, found.count) == (1, 12)
+    assert found.describe_more() == "the first of 12 such lines of ranks 0, 1, 2, 3, 4, 5, 6, 7, ..."
+
+
+def test_a_fatal_line_that_is_not_known_is_shown_but_not_explained() -> None:
+    result = explain_lines([f"F{GLOG} layer.cpp:1] Check failed: moon == cheese "])
+    assert result is not None
+    assert result.found == ()
+    assert result.fatal.endswith("moon == cheese")
+
+
+def test_a_signature_in_an_informational_line_says_nothing() -> None:
+    assert names([f"I{GLOG} a.cpp:1] The text 'Host key verification failed' is only quoted", *HEALTHY]) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "is empty"),
+        (bytes(range(256)) * 40, "is binary"),
+        (b"total 12\ndrwxr-xr-x 2 me me 4096 Jan 1 00:00 .\n", "has no line of Caffe"),
+    ],
+)
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes, what: str) -> None:
+    (tmp_path / "log").write_bytes(content)
+    with pytest.raises(InputError, match=what) as caught:
+        explain_log(tmp_path / "log")
+    assert caught.value.where == str(tmp_path / "log")
+
+
+def test_a_missing_log_and_a_folder_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(InputError):
+            explain_log(path)
+
+
+def test_a_log_is_explained_although_it_is_torn_and_ends_in_mid_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"[0] \xff\xfe\n[1] [2] Host key verification failed.\n[0] I0707 16:48:46.3")
+    (found,) = explain_log(log).found
+    assert (found.number, found.ranks) == (2, {2})
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        for at in range(200):
+            for rank in range(16):
+                file.write(
+                    f"[{rank}] I{GLOG} solver.cpp:312] Iteration {at * 20}, loss = {6.9 + rank / 99}\n"
+                )
+            file.write(f"[3] {'x' * 500} EXIT CODE {at}\n")
+    tracemalloc.start()
+    assert explain_log(log).found == ()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20

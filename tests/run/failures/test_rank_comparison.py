@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from caffe_recipes.caffe.logs import parse_line
+from caffe_recipes.run.failures.diagnosis import Diagnosis
+from caffe_recipes.run.failures.rank_comparison import RankComparison
+
+BEGUN = datetime(2018, 5, 2, 16)
+
+
+def shown(rank: int, iteration: int, loss: float, *, second: float = 0.0, clock_h: float = 0.0) -> str:
+    """Write the line of a loss, of a rank whose clock is wrong by `clock_h` hours."""
+    time = BEGUN + timedelta(seconds=second, hours=clock_h)
+    return f"[{rank}] I{time:%m%d %H:%M:%S}.000000 7 solver.cpp:312] Iteration {iteration}, loss = {loss:g}"
+
+
+def explain(lines: list[str], *, has_failed: bool = False) -> dict[str, Diagnosis]:
+    comparison = RankComparison()
+    for line in lines:
+        entry = parse_line(line)
+        assert entry is not None, line
+        comparison.feed(entry)
+    return {one.name: one for one in comparison.explain(has_failed=has_failed)}
+
+
+def in_step(ranks: int = 4, displays: int = 12, **odd: float) -> list[str]:
+    return [
+        shown(rank, 20 * at, 6 - at / 9 + rank / 40, second=5 * at)
+        for at in range(displays)
+        for rank in range(ranks)
+    ]
+
+
+def test_ranks_in_step_get_no_word() -> None:
+    assert explain(in_step()) == {}
+    assert explain(in_step(), has_failed=True) == {}
+
+
+def test_the_ranks_of_intel_caffe_205_are_out_of_step_and_their_clocks_apart() -> None:
+    lines = []
+    for at in range(12):
+        lines.append(shown(5, 2110 + 5 * at, 3.8, second=7 * at))
+        lines.append(shown(9, 1440 + 5 * at, 4.3, second=7 * at + 1, clock_h=-8))
+    found = explain(lines)
+    assert set(found) == {"ranks-out-of-step", "clocks-apart"}
+    assert "rank 9 was at iteration 1,4" in found["ranks-out-of-step"].cause
+    assert found["clocks-apart"].cause == "the clock of rank 9 is about 8 h 00 min behind that of rank 5"
+
+
+def test_ranks_whose_logs_follow_each_other_are_not_out_of_step() -> None:
+    lines = [
+        shown(rank, 20 * at, 6 - at / 9 + rank / 40, second=5 * at) for rank in range(4) for at in range(50)
+    ]
+    assert explain(lines) == {}
+
+
+def test_ranks_that_are_started_again_are_not_out_of_step() -> None:
+    assert explain(in_step() + in_step()) == {}
+
+
+def test_ranks_that_all_print_results_of_tests_are_alone() -> None:
+    at = "I0502 16:00:00.000000 7 solver.cpp"
+    tests = [
+        [
+            f"[{rank}] {at}:474] Iteration 0, Testing net (#0)",
+            f"[{rank}] {at}:562]     Test net output #0: top-1 = 0.5",
+        ]
+        for rank in range(4)
+    ]
+    (found,) = explain([*(line for pair in tests for line in pair), *in_step()]).values()
+    assert found.name == "ranks-alone" and found.is_guess
+    assert found.cause.startswith("all 4 ranks print the results of tests")
+    assert explain([*tests[0], *in_step()]) == {}
+
+
+def test_ranks_with_the_same_losses_are_alone() -> None:
+    lines = [shown(rank, 20 * at, 6 - at / 9) for at in range(8) for rank in range(3)]
+    assert set(explain(lines)) == {"ranks-equal"}
+
+
+def test_a_rank_whose_loss_is_apart_is_named() -> None:
+    for odd in (41.0, float("nan")):
+        lines = [
+            shown(rank, 20 * at, odd if rank == 2 else 3 - at / 9 + rank / 40)
+            for at in range(9)
+            for rank in range(4)
+        ]
+        (found,) = explain(lines).values()
+        assert found.name == "rank-apart"
+        assert found.cause.startswith("the loss of rank 2 is apart from the others: ")
+
+
+def test_one_log_whose_lines_have_the_labels_of_several_ranks_gets_no_word() -> None:
+    lines = [shown(at * 7 % 5, 20 * at, 6 - at / 9, second=5 * at) for at in range(40)]
+    assert explain(lines) == explain(lines, has_failed=True) == {}
+
+
+def test_a_rank_that_stopped_first_is_named_as_a_guess() -> None:
+    lines = [
+        line for line in in_step(displays=6) if not (line.startswith("[3]") and "Iteration 100," in line)
+    ]
+    assert explain(lines) == {}  # it may still be about to print
+    (found,) = explain(lines, has_failed=True).values()
+    assert found.is_guess
+    assert found.cause == "rank 3 stopped first: its last iteration is 80, and others reached 100"
