@@ -11,6 +11,8 @@ from caffe_recipes.cli.options import PATH, examples
 from caffe_recipes.cli.streams import echo, echo_rows
 from caffe_recipes.errors import InputError
 
+_JSON_BEGINS = '{"measurements": [\n'
+
 
 @click.command(
     name="parse-log",
@@ -44,8 +46,8 @@ def parse_log(files: tuple[Path, ...], as_csv: bool, as_json: bool) -> None:
                 echo_rows([",".join(logs.COLUMNS)] if not separator else [])
                 echo_rows(logs.render_rows(path, rows))
             elif as_json:
-                click.echo(separator or '{"measurements": [\n', nl=False)
-                click.echo(",\n".join(logs.render_json_rows(path, rows)), nl=False)
+                data = (separator or _JSON_BEGINS) + ",\n".join(logs.render_json_rows(path, rows))
+                click.echo(data, nl=False)
             else:
                 digest.add(rows)
             separator = ",\n"
@@ -55,4 +57,5 @@ def parse_log(files: tuple[Path, ...], as_csv: bool, as_json: bool) -> None:
         elif not as_csv and not as_json:
             echo(*([""] if number else []), *logs.describe_counts(path, log), *digest.render(log))
     if as_json:
-        click.echo(f'\n], "files": {json.dumps(counts, indent=1)}}}')
+        data = f'{"" if separator else _JSON_BEGINS}\n], "files": {json.dumps(counts, indent=1)}}}'
+        click.echo(data)

@@ -35,6 +35,7 @@ NO_PATHS = {
     "--start",
     "--sweep",
     "--time",
+    "--trust-owner",
     "--until",
 }
 

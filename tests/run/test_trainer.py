@@ -15,7 +15,8 @@ from caffe_recipes.run.plan import find_trainer
 
 RUN = Path(caffe_recipes.run.__file__).parent
 OWN = {*RUN.glob("caffe*.py"), *RUN.glob("tensorflow*.py")}
-OTHERS = sorted(set(RUN.rglob("*.py")) - OWN)
+# What a failure means is a table of the lines of every program.
+OTHERS = sorted(set(RUN.rglob("*.py")) - OWN - {*RUN.glob("failures/*.py")})
 NAMES = {"trainer", "title", "Caffe", "OUR_TRAINER", "TENSORFLOW", "TensorFlow", "model_suffix", "is_ours"}
 NAMES |= {"Recipe", "TensorFlowRecipe"}
 # Freezing a recipe goes through its keys, whichever they are; LMDBs and records are checked in one place.
