@@ -28,7 +28,7 @@ from caffe_recipes.caffe.weights import (
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_per_iter, main_line
+from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_before, images_per_iter, main_line
 from caffe_recipes.recipe.model import OUR_TRAINER, AnyRecipe, Phase, Recipe
 from caffe_recipes.render.prototxts import build_solver, reads_other_files
 from caffe_recipes.render.tree import generate, placed_paths
@@ -329,6 +329,7 @@ def _plan_phase(
         last_iter=phase.last_iter,
         is_stopped=phase.stop_iter is not None,
         images_per_iter=images_per_iter(recipe, phase),
+        images_before=images_before(recipe, phase),
         # The last one is written even if it is not due by the interval, and Caffe writes one when stopped.
         snapshots=math.ceil(phase.last_iter / phase.snapshot_every_iter) + (phase.stop_iter is not None),
         needed=tuple(

@@ -31,8 +31,9 @@ class Training:
     `snapshots_at` are the iterations of those, and of the last one if the trainer is stopped there
     (`is_stopped`). `snapshots` is the number of snapshots that it writes, one every `every_iter` iterations.
     Its log shows the loss every `display_iter` iterations; 0 if that is not known.
-    `starts_from` is the phase whose model it starts from. No other phase starts from one that `is_end`. One
-    that is not `is_main` is a branch, which may be trained beside the main phases.
+    `starts_from` is the phase whose model it starts from, and `images_before` how many that was trained on. No
+    other phase starts from one that `is_end`. One that is not `is_main` is a branch, which may be trained
+    beside the main phases.
     """
 
     phase: str
@@ -49,6 +50,7 @@ class Training:
     snapshots_at: tuple[int, ...] = ()
     every_iter: int = 0
     display_iter: int = 0
+    images_before: int = 0
     starts_from: str | None = None
     is_end: bool = True
     is_main: bool = True

@@ -8,8 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.graph import images_before
-from caffe_recipes.recipe.model import AnyRecipe, Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, load_pieces
 from caffe_recipes.run.events import Launch
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS
@@ -73,9 +72,8 @@ def _load_launches(path: str, recipe: AnyRecipe, launches: list[Launch]) -> Iter
 
 
 def _place(piece: Piece, recipe: AnyRecipe, step: Training) -> None:
-    before = images_before(recipe, recipe.phase(step.phase)) if isinstance(recipe, Recipe) else 0
     images = recipe.train_images
     piece.name = step.phase
-    piece.begins_iter = round(before / step.images_per_iter)
-    piece.begins_epochs = before / images
+    piece.begins_iter = round(step.images_before / step.images_per_iter)
+    piece.begins_epochs = step.images_before / images
     piece.epochs_per_iter = step.images_per_iter / images
