@@ -31,9 +31,9 @@ class Training:
     `snapshots_at` are the iterations of those, and of the last one if the trainer is stopped there
     (`is_stopped`). `snapshots` is the number of snapshots that it writes, one every `every_iter` iterations.
     Its log shows the loss every `display_iter` iterations; 0 if that is not known.
-    `starts_from` is the phase whose model it starts from, and `images_before` how many that was trained on. No
-    other phase starts from one that `is_end`. One that is not `is_main` is a branch, which may be trained
-    beside the main phases.
+    `starts_from` is the phase whose model it starts from, and `images_before` counts the images of that
+    model's training. No other phase starts from one that `is_end`. One that is not `is_main` is a branch,
+    which may be trained beside the main phases.
     """
 
     phase: str
