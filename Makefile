@@ -69,7 +69,7 @@ generate: $(STAMP)
 	$(BIN)/caffe-recipes generate $(RECIPES)
 	$(BIN)/python -m tests.render.family_digests
 
-## house: count the package's modules, classes and statements, compared with those before the rewrite
+## house: count the package's large modules and functions, repeated names and statements, compared with those before the rewrite
 house: $(STAMP)
 	$(BIN)/python -m tests.house
 

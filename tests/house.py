@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = Path(__file__).with_name("house_baseline.json")
+MOST_LINES = 600
 MOST_FUNCTION_LINES = 45
 MOST_PARAMETERS = 8
 
@@ -71,6 +72,11 @@ class House:
         except CycleError as error:
             return [str(name) for name in error.args[1]]
         return []
+
+    @property
+    def large_modules(self) -> list[str]:
+        """Modules over 600 lines."""
+        return [module.name for module in self.modules.values() if module.text.count("\n") > MOST_LINES]
 
     @property
     def large_functions(self) -> list[str]:
@@ -146,7 +152,7 @@ def read_baseline() -> dict[str, int]:
 def render_house(house: House, baseline: Mapping[str, int]) -> str:
     """Write the table: what is counted, the count, and where it began."""
     rows = {
-        "python files": len(house.modules),
+        "modules over 600 lines": len(house.large_modules),
         "class names in two modules": len(house.repeated_classes),
         "circles of imports": int(bool(house.circle)),
         "lines in jobs/": house.job_lines,

@@ -236,39 +236,6 @@ def test_a_comparison_of_launchers_is_seen(tmp_path: Path, text: str) -> None:
     assert len(set(launcher_names(file))) == 1
 
 
-# Names that say nothing to a reader; JSON keys of these names are strings.
-RIDDLES = {
-    *("said", "told", "Told", "says", "spoken", "complained", "hearing", "Hearing"),
-    *("Eye", "Eyes", "Means", "Made", "insist", "mend", "go_on", "goes_on", "otherwise"),
-}
-
-
-def test_no_module_has_a_vague_name() -> None:
-    vague = {"eyes", "given", "lines", "made", "seen", "utils", "values", "words"}
-    assert not {path.stem for path in FILES} & vague
-
-
-def vague_identifiers(path: Path) -> set[str]:
-    """Return vague names in a file: of variables, arguments, attributes, functions, classes and imports."""
-    text = path.read_text()
-    if RIDDLES.isdisjoint(re.findall(r"\w+", text)):  # most files, which are thus not parsed
-        return set()
-    fields = ("id", "attr", "arg", "name", "asname")
-    return RIDDLES & {str(getattr(node, field, None)) for node in nodes_of(path) for field in fields}
-
-
-@pytest.mark.parametrize("folder", ["caffe_recipes", "tests"])
-def test_no_identifier_is_vague(folder: str) -> None:
-    riddles = {path: vague_identifiers(path) for path in sorted((ROOT / folder).rglob("*.py"))}
-    assert not {str(path.relative_to(ROOT)): names for path, names in riddles.items() if names}
-
-
-def test_a_vague_identifier_is_seen(tmp_path: Path) -> None:
-    file = tmp_path / "shapes.py"
-    file.write_text("def mend(otherwise): return {'said': otherwise.told}\n")
-    assert vague_identifiers(file) == {"mend", "otherwise", "told"}
-
-
 TESTS = ROOT / "tests"
 # Tests of no one module: of scripts, of damaged files, and of the repository.
 BEHAVIOUR_FOLDERS = {"cluster/faults", "fuzz", "jobs"}
