@@ -169,7 +169,7 @@ def test_a_net_beside_others_that_is_a_link_is_not_summarized(token: Path) -> No
 OPENERS = {"open", "open_file", "read_bytes", "read_text", "read_within", "load_within", "read_trusted"}
 OPENERS |= {"read_code", "read_prototxt", "load_prototxt", "load_document", "load_lenient"}
 OPENERS |= {"load_yaml_text", "fdopen"}
-GUARDS = {"hiding_foreign_text", "refuse_foreign_link", "is_quotable", "_check_below"}
+GUARDS = {"hiding_foreign_text", "refuse_foreign_link", "is_quotable", "check_below"}
 # The commands that print what they read: all but those that run or build.
 REVIEWING = ("review", "render", "recipe", "authoring", "cli", "run/monitor")
 # Functions that open files without a guard, and why that quotes nothing of others.

@@ -14,6 +14,7 @@ from caffe_recipes.run.events import Launch
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS
 from caffe_recipes.run.journal import JOURNAL, read_events
 from caffe_recipes.run.monitor.files import LocalFiles, ReadRequest, find_run, load_frozen
+from caffe_recipes.run.monitor.logs import check_below
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.trainer import Training
 
@@ -41,7 +42,7 @@ def load_run_curve(given: str, root: str) -> TrainingCurve:
         raise InputError(path, "has no journal", "give the folder of a run, or its logs")
     events = read_events(journal.data.decode(errors="replace"), f"{path}/{JOURNAL}", is_start=True)
     launches = [event for _, event in events if isinstance(event, Launch)]
-    pieces = list(_load_launches(path, recipe, launches))
+    pieces = list(_load_launches(path, recipe, launches, files, root))
     if not pieces:
         raise InputError(
             path, "shows no loss yet", "wait for its first loss; `caffe-recipes attach` shows it"
@@ -54,13 +55,16 @@ def load_run_curve(given: str, root: str) -> TrainingCurve:
     return TrainingCurve(posixpath.basename(posixpath.normpath(path)), pieces, top1, reported.loss)
 
 
-def _load_launches(path: str, recipe: AnyRecipe, launches: list[Launch]) -> Iterator[Piece]:
+def _load_launches(
+    path: str, recipe: AnyRecipe, launches: list[Launch], files: LocalFiles, root: str
+) -> Iterator[Piece]:
     """Yield the pieces of the launches that have measured anything."""
     steps = {step.phase: step for step in plan_steps(recipe)}
     for launch in launches:
         step, log = steps.get(launch.phase), Path(path, "logs", posixpath.basename(launch.log))
         if step is None or not log.exists():
             continue
+        check_below(files, (root, path), str(log), "a link leads to")
         try:
             pieces = load_pieces(log)
         except InputError:  # it ended before its first loss

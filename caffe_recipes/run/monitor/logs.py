@@ -125,7 +125,7 @@ def show_job_log(
         offset = 0
         while True:
             if not is_own:
-                _check_below(runs.files, [runs.root], path, "another user's journal names")
+                check_below(runs.files, [runs.root], path, "another user's journal names")
             piece = runs.files.read([ReadRequest(path, offset, _MOST_BYTES, from_start=True)]).pieces[0]
             if piece is None and not options.follow:
                 raise InputError(path, f"no such file: {where} has not started", "see caffe-recipes status")
@@ -149,7 +149,7 @@ def _not_started(run: str, jobs: JobPoller) -> InputError:
     return InputError(run, f"job {seen.label} {describe_job(seen)}", "wait for its log with -f")
 
 
-def _check_below(files: RunFiles, folders: Sequence[str], path: str, what_names: str) -> None:
+def check_below(files: RunFiles, folders: Sequence[str], path: str, what_names: str) -> None:
     """Raise InputError for a file in none of the folders: another user can lead us to any of ours."""
     target = files.resolve(path)
     for folder in map(files.resolve, folders):
@@ -260,7 +260,7 @@ class _LogFollower:
         journal, *logs = snapshot.pieces
         is_new = self._shown.update([journal])
         if logs and logs[0] is not None and logs[0].data:
-            _check_below(
+            check_below(
                 self._files.files, (self._root, self._shown.path), self._log_path(), "a link leads to"
             )
             self._offset = logs[0].start + len(logs[0].data)

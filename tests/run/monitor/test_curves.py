@@ -69,6 +69,16 @@ def test_a_run_folder_that_is_half_written_is_one_clear_line(
     assert any(text in done.stderr for text in message.split("|")), done.stderr
 
 
+def test_a_link_in_a_run_shows_no_file_of_ours(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    log = folder / "logs" / "init-1.log"
+    log.symlink_to(log.rename(tmp_path_factory.mktemp("home") / "mine.log"))
+    with pytest.raises(InputError, match="is not shown: a link leads to it"):
+        load_run_curve("small-1", str(place.root))
+
+
 def test_a_run_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert not is_run("small-1", str(tmp_path))
     with pytest.raises(InputError, match="no run or recipe is named"):
