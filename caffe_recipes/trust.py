@@ -1,6 +1,6 @@
 """Decide whether a path can be trusted: may I read and believe what is there, may I write there?
 
-`cluster/sh/node.sh` holds the same rule for hosts, and `tests/trust_cases.yaml` has the cases that both are
+`cluster/sh/node.sh` holds the same rule for hosts, and `tests/trust_cases.py` has the cases that both are
 tested with. This module needs only the standard library, since it is also put beside the TensorFlow programs.
 
 Root, this user and the owners that the user names are trusted everywhere. A path is walked as the kernel

@@ -1,6 +1,6 @@
 """A chain of phases: solvers, nets, and the snapshot that each phase starts from.
 
-Phases that are stopped before max_iter, according to the comments of generated solvers.
+The comments of generated solvers say which phases are stopped before max_iter.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from caffe_recipes.caffe.layers import batch_size
 from caffe_recipes.caffe.net_states import select_data_layers, train_state
 from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.caffe.rates import check_rates, lr_at
+from caffe_recipes.caffe.upgrade import SOLVER_TYPES
 
 Solver = Document[pb.SolverParameter]
 Net = Document[pb.NetParameter]
@@ -390,10 +391,10 @@ def solver_type(solver: pb.SolverParameter) -> str:
     """Return a solver's type, from the old field `solver_type` if only that is set.
 
     >>> solver_type(pb.SolverParameter()), solver_type(pb.SolverParameter(solver_type="ADAM"))
-    ('SGD', 'ADAM')
+    ('SGD', 'Adam')
     """
     is_old = solver.HasField("solver_type") and not solver.HasField("type")
-    return pb.SolverParameter.SolverType.Name(solver.solver_type) if is_old else solver.type
+    return SOLVER_TYPES[type(solver).SolverType.Name(solver.solver_type)] if is_old else solver.type
 
 
 def is_collapse(before: Link, link: Link) -> bool:

@@ -104,6 +104,10 @@ def call_beside(folder: Path, name: str, argument: object, where: str) -> object
     return made
 
 
+class _UnreadableCodeError(OSError):
+    """Raised for code that cannot be read, unlike the errors that it raises itself."""
+
+
 class _Files(MetaPathFinder, Loader):
     """Find and run the modules next to a recipe, from the same bytes whose digest is compared or recorded.
 
@@ -136,6 +140,8 @@ class _Files(MetaPathFinder, Loader):
         except UntrustedPathError as error:
             hint = "keep the recipe and its code where only you can write"
             self._refuse(f"{shown} is not run: {error.why}", hint)
+        except OSError as error:
+            raise _UnreadableCodeError(error.errno, error.strerror, str(file)) from error
         if len(data) > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"it is over {_MOST_BYTES:,} bytes", str(file))
         return shown, data, hashlib.sha256(data).hexdigest()
@@ -362,8 +368,8 @@ def _failed(where: str, module: str, error: BaseException) -> RecipeError:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return RecipeError(where, f"no module '{error.name}' next to the recipe", "check the name")
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, OSError) and frames[-1][0] == read_code.__code__.co_filename:
-        file = Path(error.filename or f"{module}.py").name
+    if isinstance(error, _UnreadableCodeError):
+        file = Path(error.filename).name
         hint = hint_for(error, "check its permissions")
         return RecipeError(where, f"{file} cannot be read: {error.strerror}", hint)
     if isinstance(error, SyntaxError):

@@ -1,7 +1,7 @@
 """The interface between a run and the program that trains, and the types that both use: the steps of a run.
 
 A `Trainer` plans phases and evaluations, writes commands and reads logs. Its `TrainingData` are staged, and
-its `ModelFiles` fetched and checked. Only `plan` chooses a program; `events`, `ensemble` and
+its `ModelFiles` fetched and checked. Only `plan` chooses a program; `ensemble` and
 `preflight.storage` use parts of one. Paths are relative to the Caffe root.
 """
 

@@ -56,6 +56,11 @@ def is_alive(cluster: StandInCluster) -> bool:
         return False
 
 
+def test_the_exit_code_of_a_phase_that_is_not_stopped_is_shown(cluster: StandInCluster) -> None:
+    cluster.hook("mpiexec.hydra", f"{TRAINS_ON}{WHOLE}[[ $* != *solver_cyc1* ]] || exit 9\n")
+    assert "cyc1: mpiexec.hydra returned 9; " in cluster.stops(3)
+
+
 @pytest.mark.parametrize("how", ["", "END='Iteration 7800, loss = 0.8'"], ids=["well", "says no end"])
 def test_a_phase_is_stopped_and_finished_once_its_snapshot_is_whole(
     cluster: StandInCluster, how: str

@@ -39,5 +39,9 @@ class Ibrun(Launcher):
         """Return the variables of hydra's step in a Slurm job."""
         return HYDRA.step_environment(name, environment)
 
+    def asks_slurm(self, environment: Mapping[str, str]) -> bool:
+        """Return whether hydra starts its proxies with srun."""
+        return HYDRA.asks_slurm(environment)
+
 
 LAUNCHER = Ibrun()

@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe.chain import batch_per_rank, plan_starts, stop_phases
+from caffe_recipes.caffe.chain import batch_per_rank, plan_starts, solver_type, stop_phases
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.caffe.net_states import train_state
 from caffe_recipes.caffe.prototxt import LAYER
-from caffe_recipes.caffe.upgrade import SOLVER_TYPES
 from caffe_recipes.review.lint.findings import SEVERITIES, split_place
 from caffe_recipes.review.lint.inference import infer_phase
 from caffe_recipes.review.lint.learned_blobs import find_learned
@@ -157,6 +156,6 @@ def _upgrade_type(solver: pb.SolverParameter) -> pb.SolverParameter:
     if solver.HasField("type") or not solver.HasField("solver_type"):
         return solver
     upgraded = deepcopy(solver)
-    upgraded.type = SOLVER_TYPES[type(solver).SolverType.Name(solver.solver_type)]
+    upgraded.type = solver_type(solver)
     upgraded.ClearField("solver_type")
     return upgraded

@@ -1,6 +1,6 @@
-"""Lint a folder: find its solvers, and the order in which they are probably trained.
+"""Lint the arguments of the command: recipes by name or file, prototxts as one chain, and folders.
 
-Lint the arguments of the command: recipes by name or file, prototxts as one chain, and folders.
+In a folder, its solvers are found, and the order in which they are probably trained.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Nets in the old format (`layers`), as Caffe upgrades them, with places in the old text.
+"""Complete a net before it is checked, with places in the text that the user wrote.
 
-Nets without data, as a recipe completes them.
+A net in the old format (`layers`) is upgraded as Caffe does; one without data gets a stand-in for them.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ def test_in_any_shell_a_path_is_trusted_alike(tmp_path: Path, shell: list[str]) 
 def test_every_shell_trusts_a_colleague_below_a_root_owned_folder_in_a_shared_folder(
     tmp_path: Path, shell: list[str]
 ) -> None:
-    """As in `files`: tests/test_files.py has the same folders."""
+    """As in `files`: tests/files/ has the same folders."""
     tmp_path.chmod(0o1777)
     owners = {"users": 0, "users/bob": 54321, "users/team": 0, "eve": 54321, "mine": 1234, "mine/bob": 54321}
     for name, owner in owners.items():

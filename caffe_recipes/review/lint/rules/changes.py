@@ -132,7 +132,7 @@ def _check_momentum(join: Join) -> Iterator[Finding]:
     new, old = solver.momentum, before.momentum
     if any(new == one.solver.message.momentum for one in earlier):
         return
-    if solver_type(solver).upper() != solver_type(before).upper():
+    if solver_type(solver) != solver_type(before):
         return
     shown = show_number(new) if solver.HasField("momentum") else "not set (default 0)"
     effect = "the same rate makes different updates"
