@@ -94,6 +94,7 @@ def test_a_recipe_of_each_kind_of_net_is_read_back_as_it_was(tmp_path: Path, net
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12).filter(str.strip)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True)
 rates = st.floats(1e-30, 1e30)
+base_rates = st.floats(1e-30, 1e28)  # a warm-up multiplies them by an iteration, in float32
 factors = st.floats(1e-9, 1)  # by which a rate stays finite
 counts = st.integers(1, 2**31 - 1)
 
@@ -105,7 +106,7 @@ def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, An
 reported = optional(table=texts, row=counts, epochs=rates, minutes=rates, top1_percent=st.floats(0.1, 100))
 phases = st.builds(
     lambda required, others, steps: {**required, **others, **steps},
-    st.fixed_dictionaries({"net": st.just("train_val"), "base_lr": rates, "max_iter": counts}),
+    st.fixed_dictionaries({"net": st.just("train_val"), "base_lr": base_rates, "max_iter": counts}),
     optional(
         momentum=st.floats(0, 0.999),
         weight_decay=st.floats(0, 1e3),
