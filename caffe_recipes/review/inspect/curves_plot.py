@@ -41,6 +41,9 @@ def render_curves(curves: Sequence[TrainingCurve], axis: XAxis, kind: str) -> by
     if len(curves) > _MOST_CURVES:
         raise InputError(curves[0].name, f"{len(curves)} curves to draw", f"give {_MOST_CURVES} at most")
     panels = [panel for panel in _HEIGHTS_IN if any(_has(curve, panel) for curve in curves)]
+    if not panels:
+        hint = "give a .csv to write, or another log"
+        raise InputError(curves[0].name, "shows no loss, accuracy or rate", hint)
     return render_figure(lambda: _draw(curves, axis, panels), kind)
 
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.curves import TrainingCurve, load_log_curves
 from caffe_recipes.review.inspect.curves_plot import render_curves
 
@@ -50,3 +51,13 @@ def test_pictures_have_their_format(tmp_path: Path, kind: str) -> None:
 def test_many_curves_are_named_without_collisions(tmp_path: Path) -> None:
     texts = render_curves([curve(tmp_path, f"{at}.log") for at in range(12)], "iterations", "svg").decode()
     assert texts.count("<!-- 11.log -->") == 3
+
+
+def test_a_log_with_nothing_to_draw_is_one_clear_line(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(
+        "I1120 11:49:33.000000  7 s.cpp:1] Iteration 5, Testing net (#0)\n"
+        "I1120 11:49:33.000000  7 s.cpp:1]     Test net output #0: mAP = 0.5\n"
+    )
+    with pytest.raises(InputError, match="shows no loss, accuracy or rate; give a"):
+        render_curves(load_log_curves(log, None), "iterations", "svg")
