@@ -85,6 +85,9 @@ class LoggedRun:
     fatal: str = ""
 
 
+_LEAP_DAY = 59  # the days before it in its year
+
+
 class _LogClock:
     """Turns the times of glog, most without a year, into seconds since the first of them."""
 
@@ -94,7 +97,8 @@ class _LogClock:
         self._first_us: int | None = None
         self._date: tuple[str | None, str] = None, ""
         self._days: int | None = None
-        self._years_days, self._day, self._is_leap = 0, 0, False
+        self._years_days, self._day, self._is_leap = 0, 0, False  # of the years so far, and of this one
+        self._year_before = 365
 
     def seconds(
         self, year: str | None, day: str | None, clock: str | None, micro: str | None
@@ -104,7 +108,7 @@ class _LogClock:
         return None if base_us is None else (base_us + int(micro or 0)) / 1_000_000
 
     def base_us(self, year: str | None, day: str, clock: str, micro: str) -> int | None:
-        """Return the microseconds of a time without its own; a step back of half a year is a new year."""
+        """Return the microseconds of a time without its own; a step of over half a year changes the year."""
         if (year, day, clock) != self._last:
             self._last = year, day, clock
             self._base_us = self._find_base(year, day, clock)
@@ -124,21 +128,23 @@ class _LogClock:
         return (self._days * 86400 + hour * 3600 + minute * 60 + second) * 1_000_000
 
     def _count_days(self, year: int | None, month: int, day: int) -> int | None:
-        # Without a year, a year is a leap year if the log shows its 29 February.
-        self._is_leap |= (month, day) == (2, 29)
-        any_year = 2000 if self._is_leap else 2001
         try:
-            days = date(year or any_year, month, day).toordinal()
+            days = date(year or 2000, month, day).toordinal()
         except ValueError:
             return None
         if year:
             return days
-        days -= date(any_year, 1, 1).toordinal()
+        days -= date(2000, 1, 1).toordinal()
         if days < self._day - 182:
-            self._years_days += 366 if self._is_leap else 365
-            self._is_leap = False
+            self._year_before, self._is_leap = 365 + self._is_leap, False
+            self._years_days += self._year_before
+        elif days > self._day + 182:  # another rank's line from before the new year
+            self._years_days -= self._year_before
+            self._is_leap = self._year_before == 366
         self._day = days
-        return self._years_days + days
+        # Without a year, a year is a leap year if the log shows its 29 February.
+        self._is_leap |= days == _LEAP_DAY
+        return self._years_days + days - (days > _LEAP_DAY and not self._is_leap)
 
 
 Parse = Callable[[str], Sequence[Event]]

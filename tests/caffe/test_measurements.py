@@ -204,6 +204,22 @@ def test_seconds_count_from_the_first_time(stamps: tuple[str, str], seconds: flo
     assert rows[1].seconds == seconds
 
 
+@pytest.mark.parametrize(
+    ("days", "expected"),
+    [
+        (("1231", "0101", "1231", "0101"), [0, 1, 0, 1]),
+        (("0101", "1231", "0101"), [0, -1, 0]),
+        (("0229", "0801", "1231", "0101", "1231", "0101"), [0, 154, 306, 307, 306, 307]),
+        (("1231", "0229", "0301"), [0, 60, 61]),
+    ],
+)
+def test_lines_of_ranks_that_cross_the_new_year_in_turn_add_no_year(
+    days: tuple[str, ...], expected: list[int]
+) -> None:
+    _, rows = read(glog(f"Iteration {at}, loss = 1", f"{day} 12:00:00.000000") for at, day in enumerate(days))
+    assert [(row.seconds or 0) / 86400 for row in rows] == expected
+
+
 def test_the_last_line_is_read_only_if_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     path.write_text(f"{glog('Iteration 1, loss = 2.5')}\n{glog('Iteration 2, loss = 2.4')}")
