@@ -23,3 +23,16 @@ def test_the_steps_and_evaluations_of_tensorflow_are_measured(tmp_path: Path) ->
         (100, "test", "loss", 2),
     ]
     assert log.unknown == 2
+
+
+def test_only_line_feeds_count_as_line_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    place = "I1120 11:49:33.581089 7 solver.cpp:312]"
+    path.write_text(
+        f"a\rb\x1cc\fd\u2028e\n 5%\r10%\r{place} Iteration 0, loss = 2\r\n{place} Iteration 1, lo\r\n",
+        newline="",
+    )
+    log = MeasuredLog()
+    rows = [row for group in load_measurements(path, log) for row in group]
+    assert [row.value for row in rows] == [2]
+    assert (log.lines, log.unknown, log.unreadable, log.first_unreadable) == (3, 1, 1, 3)
