@@ -378,20 +378,28 @@ def _time(year: int, stamp: tuple[str | None, ...]) -> datetime | None:
         return None
 
 
+def name_element(counts: dict[str, int], output: str) -> str:
+    """Return the name of the next element of an output, which `counts` has counted: `name`, `name#1`, ...
+
+    >>> counts: dict[str, int] = {}
+    >>> [name_element(counts, output) for output in ("loss", "top-1", "top-1", "top-1")]
+    ['loss', 'top-1', 'top-1#1', 'top-1#2']
+    """
+    count = counts[output] = counts.get(output, -1) + 1
+    return f"{output}#{count}" if count else output
+
+
 class Outputs(dict[str, float]):
-    """The values of outputs by name. Further elements of an output are named `name#1`, `name#2`."""
+    """The values of outputs by name; an output may have several elements."""
 
     def __init__(self) -> None:
         """Start without outputs."""
         super().__init__()
-        self._further: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
     def add(self, name: str, value: float) -> None:
         """Add the next element of an output."""
-        if name in self:
-            number = self._further[name] = self._further.get(name, 0) + 1
-            name = f"{name}#{number}"
-        self[name] = value
+        self[name_element(self._counts, name)] = value
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from caffe_recipes.caffe.logs import (
     TrainOutput,
     find_common,
     find_event,
+    name_element,
     split_rank,
 )
 from caffe_recipes.files.bounded_reads import open_file
@@ -182,7 +183,7 @@ class MeasuredLog:
     _phase: str = ""
     _net: int = 0
     _index: int = -1
-    _names: dict[str, int] = field(default_factory=dict)
+    _counts: dict[str, int] = field(default_factory=dict)
 
     def read(self, lines: Sequence[str]) -> list[Measurement]:
         """Return the measurements in further lines."""
@@ -306,15 +307,7 @@ class MeasuredLog:
 
     def _expect(self, iteration: int, phase: str, net: int) -> None:
         self._iteration, self._phase, self._net, self._index = iteration, phase, net, -1
-        self._names = {}
-
-    def _name(self, name: str) -> str:
-        """Return the name of the next element of an output: `name`, `name#1`, ..., as in `Outputs`."""
-        if name not in self._names:
-            self._names[name] = 0
-            return name
-        self._names[name] += 1
-        return f"{name}#{self._names[name]}"
+        self._counts = {}
 
     def _train_output(self, values: Sequence[Any], seconds: float | None) -> Measurement | None:
         return self._output("train", values, seconds)
@@ -329,7 +322,7 @@ class MeasuredLog:
             self._lose()
             return None
         self._index = index
-        name = self._name(values[1])
+        name = name_element(self._counts, values[1])
         run = self._run()
         return _new(
             Measurement, (run.number, self._iteration, seconds, phase, self._net, name, float(values[2]))
@@ -339,13 +332,13 @@ class MeasuredLog:
         batch = int(values[0])
         if (self._phase, self._iteration) != ("batch", batch):
             self._expect(batch, "batch", 0)
-        name = self._name(values[1])
+        name = name_element(self._counts, values[1])
         return Measurement(self._run().number, batch, seconds, "batch", 0, name, float(values[2]))
 
     def _mean(self, values: Sequence[Any], seconds: float | None) -> Measurement:
         if self._phase != "mean":
             self._expect(0, "mean", 0)
-        name = self._name(values[0])
+        name = name_element(self._counts, values[0])
         return Measurement(self._run().number, None, seconds, "mean", 0, name, float(values[1]))
 
     def _mean_loss(self, values: Sequence[Any], seconds: float | None) -> Measurement:
