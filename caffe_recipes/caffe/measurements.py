@@ -306,6 +306,7 @@ class MeasuredLog:
         self._expect(int(values[0]), "test", int(values[1] or 0))
 
     def _expect(self, iteration: int, phase: str, net: int) -> None:
+        self._run()  # if it began later, it would forget these
         self._iteration, self._phase, self._net, self._index = iteration, phase, net, -1
         self._counts = {}
 

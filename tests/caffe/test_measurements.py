@@ -140,6 +140,20 @@ def test_several_test_nets_and_outputs_are_told_apart() -> None:
     assert [(row.net, row.output, row.value) for row in rows] == [(0, "p", 1), (0, "p#1", 2), (1, "p", 3)]
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["Iteration 5, Testing net (#0)", *(f"    Test net output #{at}: p = {at}" for at in range(3))],
+        [f"Batch 0, p = {at}" for at in range(3)],
+        [f"p = {at}" for at in range(3)],
+    ],
+)
+def test_a_log_may_begin_with_outputs(texts: list[str]) -> None:
+    log, rows = read(glog(text, place="caffe.cpp:1") for text in texts)
+    assert [(row.output, row.value) for row in rows] == [("p", 0), ("p#1", 1), ("p#2", 2)]
+    assert log.unreadable == 0
+
+
 def test_an_output_whose_iteration_is_lost_is_counted_as_unreadable() -> None:
     texts = [
         "Iteration 1, loss = 2",
