@@ -41,6 +41,10 @@ from caffe_recipes.files.bounded_reads import open_file
 LOSS, RATE = "average loss", "lr"
 _TOTAL = "total loss"  # of `caffe test`
 _ACCURACIES = ("top-1", "top1", "accuracy", "acc")
+# What is held in memory of a log, even if it is not that of a training.
+MOST_RUNS = 1000
+MOST_OUTPUTS = 10_000  # of an iteration
+_LONGEST_TEXT = 4096  # of a path or name
 # A line that should have been a measurement has one of these words.
 _MEASURES = ("] Iteration ", "net output #", "Test score #")
 
@@ -215,6 +219,13 @@ class MeasuredLog:
         self.measurements += len(rows)
         return rows
 
+    @property
+    def excess(self) -> str:
+        """What the log has too much of to be held in memory, such as `over 1,000 runs`; else empty."""
+        if len(self.runs) > MOST_RUNS:
+            return f"over {MOST_RUNS:,} runs"
+        return f"over {MOST_OUTPUTS:,} outputs in an iteration" if len(self._counts) > MOST_OUTPUTS else ""
+
     def _read_other(self, line: str, rows: list[Measurement]) -> None:
         """Read a line that is not one of the most common ones."""
         found = find_event(line)
@@ -260,7 +271,7 @@ class MeasuredLog:
         self.first_unreadable = self.first_unreadable or self.lines
 
     def _note(self, kind: type[Event], values: Sequence[Any]) -> None:
-        text = str(values[0]) if values else ""
+        text = str(values[0])[:_LONGEST_TEXT] if values else ""
         if kind is Finetuning:
             self._weights = text
         elif kind is Resuming:

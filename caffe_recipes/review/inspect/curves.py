@@ -21,7 +21,6 @@ XAxis = Literal["iterations", "epochs", "hours"]
 X_AXES: tuple[XAxis, ...] = ("iterations", "epochs", "hours")
 _MOST_POINTS = 20_000  # of a series; of more, every second one is dropped
 _MOST_SERIES = 200  # of a piece
-_MOST_PIECES = 1000  # of a log
 
 
 @dataclass
@@ -182,8 +181,6 @@ def load_pieces(path: Path) -> list[Piece]:
                 continue
             piece = pieces.get(row.run)
             if piece is None:
-                if len(pieces) >= _MOST_PIECES:
-                    raise InputError(path, f"has over {_MOST_PIECES:,} runs", "give a part of it")
                 piece = pieces[row.run] = Piece(log.runs[row.run - 1])
             piece.add(row)
     if not pieces:
