@@ -182,14 +182,15 @@ def _draw_marks(axes: Axes, curves: Sequence[TrainingCurve], axis: XAxis, *, is_
     placed = blended_transform_factory(axes.transData, axes.transAxes)
     axes.figure.canvas.draw()
     for mark in sorted(curves[0].marks(axis), key=lambda mark: mark.x):
-        text = {"join": mark.name or "join", "restart": "restart", "warm-up": "warm-up ends"}[mark.what]
+        names = {"join": mark.name or "join", "restart": "restart", "warm-up": "warm-up ends"}
+        text = _shorten(names[mark.what])
         x_px = float(axes.transData.transform((mark.x, 0))[0])
         if x_px < taken_px:
             continue
         axes.text(
             mark.x,
             1.01,
-            text[:_MOST_LETTERS],
+            text,
             transform=placed,
             fontsize=6.5,
             color=_GREY,

@@ -61,3 +61,20 @@ def test_a_log_with_nothing_to_draw_is_one_clear_line(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="shows no loss, accuracy or rate; give a"):
         render_curves(load_log_curves(log, None), "iterations", "svg")
+
+
+def test_a_long_name_of_a_phase_hides_no_name_after_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    texts = [
+        f"{text}\n"
+        for net in ("a", "b" * 200, "c")
+        for text in (
+            f"Finetuning from {net}",
+            f"Solving {net}",
+            "Iteration 0, loss = 2",
+            f"Iteration {len(net)}, loss = 1",
+        )
+    ]
+    log.write_text("".join(f"I1120 11:49:33.000000  7 s.cpp:1] {text}" for text in texts))
+    picture = render_curves(load_log_curves(log, None), "iterations", "svg").decode()
+    assert f"<!-- {'b' * 35}… -->" in picture and "<!-- c -->" in picture
