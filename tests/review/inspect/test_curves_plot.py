@@ -78,3 +78,11 @@ def test_a_long_name_of_a_phase_hides_no_name_after_its_end(tmp_path: Path) -> N
     log.write_text("".join(f"I1120 11:49:33.000000  7 s.cpp:1] {text}" for text in texts))
     picture = render_curves(load_log_curves(log, None), "iterations", "svg").decode()
     assert f"<!-- {'b' * 35}… -->" in picture and "<!-- c -->" in picture
+
+
+def test_rates_that_no_logarithm_has_are_drawn_nevertheless(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    for rates in (("0", "nan"), ("inf", "-1"), ("0.1", "0"), ("1e-300", "1e300")):
+        texts = (f"Iteration {at}, lr = {rate}\n" for at, rate in enumerate(rates))
+        log.write_text("".join(f"I1120 11:49:33.000000  7 s.cpp:1] {text}" for text in texts))
+        assert render_curves(load_log_curves(log, None), "iterations", "svg", log=True)

@@ -62,6 +62,14 @@ def test_a_run_is_plotted_by_its_name_or_folder(place: Place) -> None:
     assert b"epochs" in (place.root / "a.svg").read_bytes()
 
 
+@pytest.mark.parametrize("option", ["--images", "--ranks", "--batch"])
+def test_a_run_knows_its_epochs_without_options(place: Place, option: str) -> None:
+    write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    done = call_main("plot", "small-1", option, 2, "-o", "a.csv", cwd=place.root)
+    assert (done.returncode, (place.root / "a.csv").exists()) == (2, False)
+    assert done.stderr == f"Error: {option}: is for solver files and logs; leave it out\n"
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
