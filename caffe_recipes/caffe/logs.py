@@ -195,6 +195,9 @@ _RANK = re.compile(
     r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): |\[[^],\s]{1,99},(\d{1,18})\]<std(?:out|err)>: ?"
 )
 _LABEL = re.compile(r"\[\d{1,18}\] ")
+# What the rest of its line overwrites, and the carriage returns before a line feed.
+_OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
+_RETURNS = re.compile(rb"(?<!\r)\r+(?=\n)")
 # What glog writes before the source line, with the label of a rank where another rank's line was torn.
 _GLOG = r"([IWEF])(\d{4})?(\d{4}) (\d\d:\d\d:\d\d)\.(\d{6}) +\d+ "
 _GLOG_LINE = re.compile(rf"{_GLOG}\S+\] (.*)")
@@ -375,20 +378,28 @@ def _time(year: int, stamp: tuple[str | None, ...]) -> datetime | None:
         return None
 
 
+def name_element(counts: dict[str, int], output: str) -> str:
+    """Return the name of the next element of an output, which `counts` has counted: `name`, `name#1`, ...
+
+    >>> counts: dict[str, int] = {}
+    >>> [name_element(counts, output) for output in ("loss", "top-1", "top-1", "top-1")]
+    ['loss', 'top-1', 'top-1#1', 'top-1#2']
+    """
+    count = counts[output] = counts.get(output, -1) + 1
+    return f"{output}#{count}" if count else output
+
+
 class Outputs(dict[str, float]):
-    """The values of outputs by name. Further elements of an output are named `name#1`, `name#2`."""
+    """The values of outputs by name; an output may have several elements."""
 
     def __init__(self) -> None:
         """Start without outputs."""
         super().__init__()
-        self._further: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
     def add(self, name: str, value: float) -> None:
         """Add the next element of an output."""
-        if name in self:
-            number = self._further[name] = self._further.get(name, 0) + 1
-            name = f"{name}#{number}"
-        self[name] = value
+        self[name_element(self._counts, name)] = value
 
 
 @dataclass(frozen=True)
@@ -502,6 +513,8 @@ class LogFile:
     def read(self, most_bytes: int | None = None, *, to_end: bool = False) -> Iterator[list[str]]:
         """Yield the new complete lines, in groups; with `to_end`, also an incomplete last line.
 
+        Only line feeds end a line. Of a line with carriage returns, as progress bars write them, what follows
+        the last one is its text, after the label of its rank.
         At most `most_bytes` are read, and nothing that is written meanwhile, which could be endless. Lines
         are truncated to LONGEST_LINE_BYTES. Raises OSError if the file is unreadable.
         """
@@ -519,22 +532,21 @@ class LogFile:
                 if lines := self._split(piece):
                     yield lines
         if to_end and self._partial_line:
-            last, self._partial_line = self._partial_line, b""
-            yield _decode(last)
+            yield self._split(b"\n")
 
     def _split(self, piece: bytes) -> list[str]:
-        first, *others = piece.split(b"\n")
-        first = (self._partial_line + first)[:LONGEST_LINE_BYTES]
-        if not others:
-            self._partial_line = first
-            return []
-        self._partial_line = others.pop()[:LONGEST_LINE_BYTES]
-        lines = [first, *(line[:LONGEST_LINE_BYTES] for line in others)]
-        return _decode(b"\n".join(lines) + b"\n")
+        text = self._partial_line + piece
+        if b"\r" in text:
+            text = _RETURNS.sub(b"", _OVERWRITTEN.sub(_find_label, text))
+        *lines, partial = text.split(b"\n")
+        self._partial_line = partial[:LONGEST_LINE_BYTES]
+        whole = b"\n".join(line[:LONGEST_LINE_BYTES] for line in lines)
+        return whole.decode(errors="replace").split("\n") if lines else []
 
 
-def _decode(lines: bytes) -> list[str]:
-    return lines.decode(errors="replace").splitlines()
+def _find_label(overwritten: re.Match[bytes]) -> bytes:
+    label = _RANK.match(overwritten[0].decode(errors="replace"))
+    return label[0].encode() if label else b""
 
 
 def read_log(lines: Iterable[str], year: int = 2000) -> LogSummary:

@@ -32,6 +32,7 @@ from caffe_recipes.caffe.logs import (
     TrainOutput,
     find_common,
     find_event,
+    name_element,
     split_rank,
 )
 from caffe_recipes.files.bounded_reads import open_file
@@ -40,6 +41,10 @@ from caffe_recipes.files.bounded_reads import open_file
 LOSS, RATE = "average loss", "lr"
 _TOTAL = "total loss"  # of `caffe test`
 _ACCURACIES = ("top-1", "top1", "accuracy", "acc")
+# What is held in memory of a log, even if it is not that of a training.
+MOST_RUNS = 1000
+MOST_OUTPUTS = 10_000  # of an iteration
+_LONGEST_TEXT = 4096  # of a path or name
 # A line that should have been a measurement has one of these words.
 _MEASURES = ("] Iteration ", "net output #", "Test score #")
 
@@ -85,6 +90,9 @@ class LoggedRun:
     fatal: str = ""
 
 
+_LEAP_DAY = 59  # the days before it in its year
+
+
 class _LogClock:
     """Turns the times of glog, most without a year, into seconds since the first of them."""
 
@@ -94,7 +102,8 @@ class _LogClock:
         self._first_us: int | None = None
         self._date: tuple[str | None, str] = None, ""
         self._days: int | None = None
-        self._years_days, self._day, self._is_leap = 0, 0, False
+        self._years_days, self._day, self._is_leap = 0, 0, False  # of the years so far, and of this one
+        self._year_before = 365
 
     def seconds(
         self, year: str | None, day: str | None, clock: str | None, micro: str | None
@@ -104,7 +113,7 @@ class _LogClock:
         return None if base_us is None else (base_us + int(micro or 0)) / 1_000_000
 
     def base_us(self, year: str | None, day: str, clock: str, micro: str) -> int | None:
-        """Return the microseconds of a time without its own; a step back of half a year is a new year."""
+        """Return the microseconds of a time without its own; a step of over half a year changes the year."""
         if (year, day, clock) != self._last:
             self._last = year, day, clock
             self._base_us = self._find_base(year, day, clock)
@@ -124,21 +133,23 @@ class _LogClock:
         return (self._days * 86400 + hour * 3600 + minute * 60 + second) * 1_000_000
 
     def _count_days(self, year: int | None, month: int, day: int) -> int | None:
-        # Without a year, a year is a leap year if the log shows its 29 February.
-        self._is_leap |= (month, day) == (2, 29)
-        any_year = 2000 if self._is_leap else 2001
         try:
-            days = date(year or any_year, month, day).toordinal()
+            days = date(year or 2000, month, day).toordinal()
         except ValueError:
             return None
         if year:
             return days
-        days -= date(any_year, 1, 1).toordinal()
+        days -= date(2000, 1, 1).toordinal()
         if days < self._day - 182:
-            self._years_days += 366 if self._is_leap else 365
-            self._is_leap = False
+            self._year_before, self._is_leap = 365 + self._is_leap, False
+            self._years_days += self._year_before
+        elif days > self._day + 182:  # another rank's line from before the new year
+            self._years_days -= self._year_before
+            self._is_leap = self._year_before == 366
         self._day = days
-        return self._years_days + days
+        # Without a year, a year is a leap year if the log shows its 29 February.
+        self._is_leap |= days == _LEAP_DAY
+        return self._years_days + days - (days > _LEAP_DAY and not self._is_leap)
 
 
 Parse = Callable[[str], Sequence[Event]]
@@ -176,7 +187,7 @@ class MeasuredLog:
     _phase: str = ""
     _net: int = 0
     _index: int = -1
-    _names: dict[str, int] = field(default_factory=dict)
+    _counts: dict[str, int] = field(default_factory=dict)
 
     def read(self, lines: Sequence[str]) -> list[Measurement]:
         """Return the measurements in further lines."""
@@ -207,6 +218,13 @@ class MeasuredLog:
                 rows.append(row)
         self.measurements += len(rows)
         return rows
+
+    @property
+    def excess(self) -> str:
+        """What the log has too much of to be held in memory, such as `over 1,000 runs`; else empty."""
+        if len(self.runs) > MOST_RUNS:
+            return f"over {MOST_RUNS:,} runs"
+        return f"over {MOST_OUTPUTS:,} outputs in an iteration" if len(self._counts) > MOST_OUTPUTS else ""
 
     def _read_other(self, line: str, rows: list[Measurement]) -> None:
         """Read a line that is not one of the most common ones."""
@@ -253,7 +271,7 @@ class MeasuredLog:
         self.first_unreadable = self.first_unreadable or self.lines
 
     def _note(self, kind: type[Event], values: Sequence[Any]) -> None:
-        text = str(values[0]) if values else ""
+        text = str(values[0])[:_LONGEST_TEXT] if values else ""
         if kind is Finetuning:
             self._weights = text
         elif kind is Resuming:
@@ -299,16 +317,9 @@ class MeasuredLog:
         self._expect(int(values[0]), "test", int(values[1] or 0))
 
     def _expect(self, iteration: int, phase: str, net: int) -> None:
+        self._run()  # if it began later, it would forget these
         self._iteration, self._phase, self._net, self._index = iteration, phase, net, -1
-        self._names = {}
-
-    def _name(self, name: str) -> str:
-        """Return the name of the next element of an output: `name`, `name#1`, ..., as in `Outputs`."""
-        if name not in self._names:
-            self._names[name] = 0
-            return name
-        self._names[name] += 1
-        return f"{name}#{self._names[name]}"
+        self._counts = {}
 
     def _train_output(self, values: Sequence[Any], seconds: float | None) -> Measurement | None:
         return self._output("train", values, seconds)
@@ -323,7 +334,7 @@ class MeasuredLog:
             self._lose()
             return None
         self._index = index
-        name = self._name(values[1])
+        name = name_element(self._counts, values[1])
         run = self._run()
         return _new(
             Measurement, (run.number, self._iteration, seconds, phase, self._net, name, float(values[2]))
@@ -333,13 +344,13 @@ class MeasuredLog:
         batch = int(values[0])
         if (self._phase, self._iteration) != ("batch", batch):
             self._expect(batch, "batch", 0)
-        name = self._name(values[1])
+        name = name_element(self._counts, values[1])
         return Measurement(self._run().number, batch, seconds, "batch", 0, name, float(values[2]))
 
     def _mean(self, values: Sequence[Any], seconds: float | None) -> Measurement:
         if self._phase != "mean":
             self._expect(0, "mean", 0)
-        name = self._name(values[0])
+        name = name_element(self._counts, values[0])
         return Measurement(self._run().number, None, seconds, "mean", 0, name, float(values[1]))
 
     def _mean_loss(self, values: Sequence[Any], seconds: float | None) -> Measurement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from caffe_recipes.cli.options import PATH, examples
 from caffe_recipes.cli.streams import echo, echo_rows
 from caffe_recipes.errors import InputError
 
-_JSON_BEGINS = '{"measurements": [\n'
+_HELD_BYTES = 1 << 24  # of JSON in memory; more is held in a temporary file
 
 
 @click.command(
@@ -36,26 +37,42 @@ def parse_log(files: tuple[Path, ...], as_csv: bool, as_json: bool) -> None:
 
     if as_json and as_csv:
         raise InputError("--csv", "cannot be combined with --json", "give one of them")
-    counts, separator = [], ""
+    if as_json:
+        _print_json(files)
+        return
+    has_header = False
     for number, path in enumerate(files):
         log, digest = MeasuredLog(), logs.LogDigest()
         for rows in logs.load_measurements(path, log):
-            if not rows:
-                continue
-            if as_csv:
-                echo_rows([",".join(logs.COLUMNS)] if not separator else [])
-                echo_rows(logs.render_rows(path, rows))
-            elif as_json:
-                data = (separator or _JSON_BEGINS) + ",\n".join(logs.render_json_rows(path, rows))
-                click.echo(data, nl=False)
-            else:
+            if not as_csv:
                 digest.add(rows)
-            separator = ",\n"
-        counts.append(logs.log_values(path, log))
-        if as_csv and (log.unreadable or log.is_cut):
-            echo(*logs.describe_counts(path, log), err=True)
-        elif not as_csv and not as_json:
+            elif rows:
+                echo_rows([] if has_header else [",".join(logs.COLUMNS)])
+                echo_rows(logs.render_rows(path, rows))
+                has_header = True
+        if not as_csv:
             echo(*([""] if number else []), *logs.describe_counts(path, log), *digest.render(log))
-    if as_json:
-        data = f'{"" if separator else _JSON_BEGINS}\n], "files": {json.dumps(counts, indent=1)}}}'
-        click.echo(data)
+        elif log.unreadable or log.is_cut:
+            echo(*logs.describe_counts(path, log), err=True)
+
+
+def _print_json(files: Sequence[Path]) -> None:
+    """Print JSON only when all files have been read, since one that cannot be read would cut it off."""
+    import tempfile
+
+    from caffe_recipes.caffe.measurements import MeasuredLog
+    from caffe_recipes.review.inspect import training_logs as logs
+
+    counts, separator = [], "\n"
+    with tempfile.SpooledTemporaryFile(_HELD_BYTES, "w+", encoding="ascii") as held:
+        held.write('{"measurements": [')
+        for path in files:
+            log = MeasuredLog()
+            for rows in filter(None, logs.load_measurements(path, log)):
+                held.write(separator + ",\n".join(logs.render_json_rows(path, rows)))
+                separator = ",\n"
+            counts.append(logs.log_values(path, log))
+        held.write(f'\n], "files": {json.dumps(counts, indent=1)}}}\n')
+        held.seek(0)
+        for text in iter(lambda: held.read(_HELD_BYTES), ""):
+            click.echo(text, nl=False)

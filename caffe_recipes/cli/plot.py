@@ -96,7 +96,9 @@ def plot(
     """
     shown = [_is_trained(name, caffe_root) for name in names]
     if all(shown):
-        _plot_curves(names, out, axis, counts, caffe_root)
+        if apart:
+            raise InputError("--apart", "is for solver files", "leave it out")
+        _plot_curves(names, out, axis, counts, caffe_root, log=log)
         return
     if any(shown):
         trained, other = names[shown.index(True)], names[shown.index(False)]
@@ -128,12 +130,19 @@ def _is_trained(name: str, root: str) -> bool:
     return is_log or is_run(name, root)
 
 
-def _plot_curves(names: tuple[str, ...], out: Path, axis: XAxis | None, counts: _Counts, root: str) -> None:
+def _plot_curves(
+    names: tuple[str, ...], out: Path, axis: XAxis | None, counts: _Counts, root: str, *, log: bool
+) -> None:
     from caffe_recipes.review.inspect import curves as found
     from caffe_recipes.review.inspect.curves_plot import render_curves
     from caffe_recipes.run.monitor.curves import is_run, load_run_curve
 
     kind = "csv" if out.suffix.lower() == ".csv" else format_of(out)
+    if log and kind == "csv":
+        raise InputError("--log", "is for pictures, not for a .csv", "leave it out")
+    given = next((option for option, count in vars(counts).items() if count is not None), None)
+    if given and all(is_run(name, root) for name in names):
+        raise InputError(f"--{given}", "is for solver files and logs", "leave it out")
     curves: list[found.TrainingCurve] = []
     for name in names:
         if is_run(name, root):
@@ -146,5 +155,5 @@ def _plot_curves(names: tuple[str, ...], out: Path, axis: XAxis | None, counts: 
     if kind == "csv":
         write_file(out, "".join(f"{row}\n" for row in found.render_curves_csv(curves)).encode())
     else:
-        write_file(out, render_curves(curves, axis, kind))
+        write_file(out, render_curves(curves, axis, kind, log=log))
     echo(f"wrote {out}")

@@ -140,6 +140,20 @@ def test_several_test_nets_and_outputs_are_told_apart() -> None:
     assert [(row.net, row.output, row.value) for row in rows] == [(0, "p", 1), (0, "p#1", 2), (1, "p", 3)]
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["Iteration 5, Testing net (#0)", *(f"    Test net output #{at}: p = {at}" for at in range(3))],
+        [f"Batch 0, p = {at}" for at in range(3)],
+        [f"p = {at}" for at in range(3)],
+    ],
+)
+def test_a_log_may_begin_with_outputs(texts: list[str]) -> None:
+    log, rows = read(glog(text, place="caffe.cpp:1") for text in texts)
+    assert [(row.output, row.value) for row in rows] == [("p", 0), ("p#1", 1), ("p#2", 2)]
+    assert log.unreadable == 0
+
+
 def test_an_output_whose_iteration_is_lost_is_counted_as_unreadable() -> None:
     texts = [
         "Iteration 1, loss = 2",
@@ -202,6 +216,22 @@ def test_iterations_that_go_back_begin_a_run() -> None:
 def test_seconds_count_from_the_first_time(stamps: tuple[str, str], seconds: float) -> None:
     _, rows = read(glog(f"Iteration {index}, loss = 1", stamp) for index, stamp in enumerate(stamps))
     assert rows[1].seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("days", "expected"),
+    [
+        (("1231", "0101", "1231", "0101"), [0, 1, 0, 1]),
+        (("0101", "1231", "0101"), [0, -1, 0]),
+        (("0229", "0801", "1231", "0101", "1231", "0101"), [0, 154, 306, 307, 306, 307]),
+        (("1231", "0229", "0301"), [0, 60, 61]),
+    ],
+)
+def test_lines_of_ranks_that_cross_the_new_year_in_turn_add_no_year(
+    days: tuple[str, ...], expected: list[int]
+) -> None:
+    _, rows = read(glog(f"Iteration {at}, loss = 1", f"{day} 12:00:00.000000") for at, day in enumerate(days))
+    assert [(row.seconds or 0) / 86400 for row in rows] == expected
 
 
 def test_the_last_line_is_read_only_if_it_is_complete(tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ def test_json_has_the_measurements_and_the_counts(log: Path) -> None:
     assert counts["runs"][0]["net"] == "TinyNet"
 
 
+def test_json_is_whole_or_not_printed(log: Path) -> None:
+    other = log.with_name("other.log")
+    other.write_text("epoch 1: all good\n")
+    done = call_main("parse-log", log, other, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"Error: {other}: shows no loss") and done.stderr.count("\n") == 1
+    other.write_text(LOG)
+    assert len(json.loads(call_main("parse-log", log, other, "--json").stdout)["measurements"]) == 6
+
+
 def test_the_summary_says_what_was_read_and_what_was_not(log: Path) -> None:
     log.write_text(LOG + "I1120 11:49:38.000000  7 solver.cpp:312] Iteration 1, lo\nI1120 11:4")
     assert call_main("parse-log", log).stdout.splitlines() == [

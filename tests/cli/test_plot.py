@@ -39,6 +39,7 @@ def test_options_give_the_epochs_of_a_log(tmp_path: Path, log: Path) -> None:
         (("train.log", "--x", "epochs"), "train.log: does not say how many iterations are an epoch; "),
         (("train.log", "digits-local"), "digits-local: is a schedule, but train.log is a run or a log; "),
         (("digits-local", "--x", "hours"), "--x: is for runs and logs; "),
+        (("train.log", "--apart"), "--apart: is for solver files; leave it out"),
         (("missing.log",), "missing.log: cannot be read: No such file or directory; "),
         (("empty.log",), "empty.log: is empty; "),
     ],
@@ -50,3 +51,14 @@ def test_what_cannot_be_plotted_is_one_clear_line(
     done = call_main("plot", *words, "-o", "a.svg", cwd=tmp_path)
     assert (done.returncode, done.stdout, (tmp_path / "a.svg").exists()) == (2, "", False)
     assert done.stderr.startswith(f"Error: {message}") and done.stderr.count("\n") == 1
+
+
+def test_a_rate_of_a_log_is_plotted_on_a_logarithmic_axis(tmp_path: Path, log: Path) -> None:
+    log.write_text(LOG.replace("Iteration 2, lr = 0.1", "Iteration 2, lr = 0.0001"))
+    for options in ((), ("--log",)):
+        assert call_main("plot", log, *options, "-o", f"a{len(options)}.svg", cwd=tmp_path).returncode == 0
+    shown = ["<!-- 0.0001 -->" in (tmp_path / f"a{at}.svg").read_text() for at in (0, 1)]
+    assert shown == [False, True]
+    refused = call_main("plot", log, "--log", "-o", "a.csv", cwd=tmp_path)
+    assert (refused.returncode, (tmp_path / "a.csv").exists()) == (2, False)
+    assert refused.stderr == "Error: --log: is for pictures, not for a .csv; leave it out\n"

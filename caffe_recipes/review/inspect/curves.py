@@ -21,7 +21,6 @@ XAxis = Literal["iterations", "epochs", "hours"]
 X_AXES: tuple[XAxis, ...] = ("iterations", "epochs", "hours")
 _MOST_POINTS = 20_000  # of a series; of more, every second one is dropped
 _MOST_SERIES = 200  # of a piece
-_MOST_PIECES = 1000  # of a log
 
 
 @dataclass
@@ -56,7 +55,7 @@ class Piece:
     """The measurements of one run in a log.
 
     Its training begins at `begins_iter` and `begins_epochs` of the whole curve, and its log at `begins_s`.
-    Iterations from `until_iter` on are trained again by the next piece.
+    Iterations from `until_iter` on are trained again by a later piece.
     """
 
     run: LoggedRun
@@ -67,7 +66,7 @@ class Piece:
     begins_s: float = 0.0
     epochs_per_iter: float | None = None
     is_restart: bool = False
-    until_iter: int | None = None
+    until_iter: float = math.inf
 
     def add(self, row: Measurement) -> None:
         """Add a measurement."""
@@ -83,16 +82,17 @@ class Piece:
             return (self.begins_s + seconds) / 3600
         return self.begins_epochs + iteration * (self.epochs_per_iter or math.nan)
 
+    def values(self, key: Key) -> Iterator[tuple[int, float, float]]:
+        """Yield the iterations, seconds and values of an output, without what is trained again."""
+        series = self.series.get(key, Series())
+        for row in zip(series.iterations, series.seconds, series.values, strict=True):
+            if row[0] < self.until_iter:
+                yield row
+
     def points(self, key: Key, axis: XAxis) -> tuple[list[float], list[float]]:
         """Return the places and values of an output, without what is trained again."""
-        series = self.series.get(key, Series())
-        until = math.inf if self.until_iter is None or axis == "hours" else self.until_iter
         points = [
-            (self.x_at(axis, iteration, seconds), value)
-            for iteration, seconds, value in zip(
-                series.iterations, series.seconds, series.values, strict=True
-            )
-            if iteration < until
+            (self.x_at(axis, iteration, seconds), value) for iteration, seconds, value in self.values(key)
         ]
         return [x for x, _ in points], [y for _, y in points]
 
@@ -181,13 +181,20 @@ def load_pieces(path: Path) -> list[Piece]:
                 continue
             piece = pieces.get(row.run)
             if piece is None:
-                if len(pieces) >= _MOST_PIECES:
-                    raise InputError(path, f"has over {_MOST_PIECES:,} runs", "give a part of it")
                 piece = pieces[row.run] = Piece(log.runs[row.run - 1])
             piece.add(row)
     if not pieces:
         raise InputError(path, "shows no training", "give the log of a training run, not of an evaluation")
     return list(pieces.values())
+
+
+def leave_out_retrained(pieces: Sequence[Piece]) -> None:
+    """End each piece at the lowest iteration from which a later restart of its phase trains again."""
+    until = math.inf
+    for piece in reversed(pieces):
+        piece.until_iter = until
+        first = math.inf if piece.run.first_iter is None else piece.run.first_iter
+        until = min(until, first) if piece.is_restart else math.inf
 
 
 def load_log_curves(path: Path, epochs_per_iter: float | None) -> list[TrainingCurve]:
@@ -201,13 +208,13 @@ def load_log_curves(path: Path, epochs_per_iter: float | None) -> list[TrainingC
             curves.append(TrainingCurve(path.name, [piece]))
             continue
         piece.is_restart, piece.begins_iter = is_restart, before.begins_iter
-        if is_restart:
-            before.until_iter = piece.run.first_iter
-        else:
+        if not is_restart:
             piece.begins_iter += before.run.last_iter or 0
         piece.name = piece.run.net
         piece.begins_epochs = piece.begins_iter * (epochs_per_iter or 0.0)
         curves[-1].pieces.append(piece)
+    for curve in curves:
+        leave_out_retrained(curve.pieces)
     if len(curves) > 1:
         for number, curve in enumerate(curves, 1):
             curve.name = f"{path.name} run {number}"
@@ -247,16 +254,12 @@ def render_curves_csv(curves: Sequence[TrainingCurve]) -> Iterator[str]:
     yield csv_row(("curve", "piece", *X_AXES, "phase", "net", "output", "value"))
     for curve in curves:
         for number, piece in enumerate(curve.pieces, 1):
-            for (phase, net, output), series in piece.series.items():
-                for iteration, seconds, value in zip(
-                    series.iterations, series.seconds, series.values, strict=True
-                ):
-                    if piece.until_iter is not None and iteration >= piece.until_iter:
-                        continue
+            for key in piece.series:
+                for iteration, seconds, value in piece.values(key):
                     xs = (piece.x_at(axis, iteration, seconds) for axis in X_AXES)
                     places = (f"{x:.10g}" if math.isfinite(x) else "" for x in xs)
                     name = piece.name or str(number)
-                    yield csv_row((curve.name, name, *places, phase, net, output, value))
+                    yield csv_row((curve.name, name, *places, *key, value))
 
 
 LOSS_KEY: Key = ("train", 0, LOSS)

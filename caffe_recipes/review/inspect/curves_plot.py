@@ -17,7 +17,7 @@ from caffe_recipes.review.inspect.curves import (
     is_top1,
     smooth,
 )
-from caffe_recipes.review.inspect.plots import line_style, render_figure, require_matplotlib
+from caffe_recipes.review.inspect.plots import line_style, render_figure, require_matplotlib, scale_rates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,13 +27,13 @@ _MOST_CURVES = 20
 _WIDTH_IN, _HEIGHTS_IN = 7.2, {"loss": 2.6, "accuracy": 1.9, "learning rate": 1.2}
 _LETTER_IN, _LINE_IN = 0.058, 0.13  # of a label, at 7 points
 _MOST_LETTERS = 36
-_RIGHT_IN, _LEFT_IN, _TOP_IN, _BOTTOM_IN, _GAP_IN = 0.12, 0.62, 0.28, 0.42, 0.14
+_RIGHT_IN, _LEFT_IN, _TOP_IN, _BOTTOM_IN, _GAP_IN = 0.12, 0.8, 0.28, 0.42, 0.14
 _FAINT = 0.28
 _GREY = "0.45"
 
 
-def render_curves(curves: Sequence[TrainingCurve], axis: XAxis, kind: str) -> bytes:
-    """Return a plot of curves as svg, png or pdf, the same bytes on any machine.
+def render_curves(curves: Sequence[TrainingCurve], axis: XAxis, kind: str, *, log: bool = False) -> bytes:
+    """Return a plot of curves as svg, png or pdf, the same bytes on any machine; `log` is for the rate.
 
     Raises InputError if matplotlib is missing, or if there is nothing or too much to draw.
     """
@@ -41,7 +41,10 @@ def render_curves(curves: Sequence[TrainingCurve], axis: XAxis, kind: str) -> by
     if len(curves) > _MOST_CURVES:
         raise InputError(curves[0].name, f"{len(curves)} curves to draw", f"give {_MOST_CURVES} at most")
     panels = [panel for panel in _HEIGHTS_IN if any(_has(curve, panel) for curve in curves)]
-    return render_figure(lambda: _draw(curves, axis, panels), kind)
+    if not panels:
+        hint = "give a .csv to write, or another log"
+        raise InputError(curves[0].name, "shows no loss, accuracy or rate", hint)
+    return render_figure(lambda: _draw(curves, axis, panels, log=log), kind)
 
 
 def _has(curve: TrainingCurve, panel: str) -> bool:
@@ -51,7 +54,7 @@ def _has(curve: TrainingCurve, panel: str) -> bool:
     return LOSS_KEY in keys or any(map(is_loss, keys)) if panel == "loss" else RATE_KEY in keys
 
 
-def _draw(curves: Sequence[TrainingCurve], axis: XAxis, panels: Sequence[str]) -> Figure:
+def _draw(curves: Sequence[TrainingCurve], axis: XAxis, panels: Sequence[str], *, log: bool) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -73,7 +76,7 @@ def _draw(curves: Sequence[TrainingCurve], axis: XAxis, panels: Sequence[str]) -
         axes.set_ylabel(panel)
         _draw_published(axes, curves, panel)
         _draw_marks(axes, curves, axis, is_top=first is None)
-        _set_limits(axes, curves, axis, panel)
+        _set_limits(axes, curves, axis, panel, log=log)
         first = first or axes
         axes.tick_params(labelbottom=panel == panels[-1])
         _write_key(axes, curves, panel)
@@ -179,14 +182,15 @@ def _draw_marks(axes: Axes, curves: Sequence[TrainingCurve], axis: XAxis, *, is_
     placed = blended_transform_factory(axes.transData, axes.transAxes)
     axes.figure.canvas.draw()
     for mark in sorted(curves[0].marks(axis), key=lambda mark: mark.x):
-        text = {"join": mark.name or "join", "restart": "restart", "warm-up": "warm-up ends"}[mark.what]
+        names = {"join": mark.name or "join", "restart": "restart", "warm-up": "warm-up ends"}
+        text = _shorten(names[mark.what])
         x_px = float(axes.transData.transform((mark.x, 0))[0])
         if x_px < taken_px:
             continue
         axes.text(
             mark.x,
             1.01,
-            text[:_MOST_LETTERS],
+            text,
             transform=placed,
             fontsize=6.5,
             color=_GREY,
@@ -196,9 +200,12 @@ def _draw_marks(axes: Axes, curves: Sequence[TrainingCurve], axis: XAxis, *, is_
         taken_px = x_px + (len(text) + 1) * _LETTER_IN * axes.figure.dpi
 
 
-def _set_limits(axes: Axes, curves: Sequence[TrainingCurve], axis: XAxis, panel: str) -> None:
+def _set_limits(axes: Axes, curves: Sequence[TrainingCurve], axis: XAxis, panel: str, *, log: bool) -> None:
     """Set limits that a few outliers do not stretch."""
     axes.margins(x=0.01)
+    if panel == "learning rate":
+        scale_rates(axes, (rate for curve in curves for rate in curve.points(RATE_KEY, axis)[1]), log=log)
+        return
     if panel != "loss":
         axes.set_ylim(bottom=0)
         return
@@ -222,13 +229,13 @@ def _write_ends(axes: Axes, ends: Sequence[tuple[End, str]], panel_in: float) ->
 
     A thin line leads from a curve that ends earlier to its name.
     """
-    low, high = axes.get_ylim()
+    in_panel = axes.transData + axes.transAxes.inverted()
     right = axes.get_xlim()[1]
     axes.set_xlim(axes.get_xlim())
     step, places = _LINE_IN / panel_in, list[float]()
     ordered = sorted(ends, key=lambda end: (end[0][2], end[0][0]))
     for (_, _, y), _ in ordered:
-        height = min(max((y - low) / (high - low), 0.0), 1.0)
+        height = min(max(float(in_panel.transform((right, y))[1]), 0.0), 1.0)
         places.append(max(height, places[-1] + step if places else 0.0))
     for at in range(len(places)):  # push down what is above the top
         places[at] = min(places[at], 1.0 - step * (len(places) - 1 - at))
@@ -236,7 +243,7 @@ def _write_ends(axes: Axes, ends: Sequence[tuple[End, str]], panel_in: float) ->
         colour = line_style(index)["color"]
         axes.text(1.012, place, name, transform=axes.transAxes, fontsize=7, color=colour, va="center")
         if right - x > 0.03 * (right - axes.get_xlim()[0]):
-            leads_to = low + place * (high - low)
+            leads_to = in_panel.inverted().transform((1.0, place))[1]
             axes.plot([x, right], [y, leads_to], color=colour, linewidth=0.4, linestyle=(0, (1, 3)), zorder=1)
 
 

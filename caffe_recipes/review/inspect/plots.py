@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain, pairwise
@@ -350,7 +350,8 @@ def _draw_panel(
     log: bool,
 ) -> None:
     """Draw the rates and jumps of the schedules that share an axis, each in the style of its index."""
-    _scale_rates(axes, [curves for _, _, curves in schedules], log=log)
+    rates = (rate for _, _, curves in schedules for curve in curves for rate in curve.rates)
+    scale_rates(axes, rates, log=log)
     for index, schedule, curves in schedules:
         _draw_rates(axes, schedule, curves, index)
     axes.tick_params(labelbottom=False)
@@ -421,15 +422,17 @@ def _shade(axes: Axes, stretches: Sequence[Stretch]) -> None:
             axes.axvspan(left, right, color="0.955", linewidth=0, zorder=0)
 
 
-def _scale_rates(axes: Axes, curves: Sequence[Sequence[Curve]], *, log: bool) -> None:
-    highest = max(map(_highest, curves)) or 1.0
+def scale_rates(axes: Axes, rates: Iterable[float], *, log: bool) -> None:
+    """Scale an axis of rates from 0 or, with `log`, over four decades at most."""
+    shown = [rate for rate in rates if 0 < rate < math.inf]
+    highest = max(shown, default=1.0)
     bottom, top = 0.0, highest * 1.12
-    if log:
+    if log and shown:
         # A rate that falls to 0 would need an infinite axis; four decades cover every rate that matters.
-        lowest = min((rate for curve in chain(*curves) for rate in curve.rates if rate > 0), default=highest)
-        bottom, top = max(lowest, highest * 1e-4) * 0.8, highest * 2.5
-        axes.set_yscale("log")
+        bottom, top = max(min(shown), highest * 1e-4) * 0.8, highest * 2.5
     axes.set_ylim(bottom, top)
+    if bottom:
+        axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
 
 

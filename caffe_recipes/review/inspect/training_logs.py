@@ -10,6 +10,7 @@ from pathlib import Path
 
 from caffe_recipes.caffe.logs import Event, Loss, Rate, TestOutput, TestStarted
 from caffe_recipes.caffe.measurements import (
+    MOST_OUTPUTS,
     LoggedRun,
     MeasuredLog,
     Measurement,
@@ -36,7 +37,8 @@ def parse_tensorflow(text: str) -> Sequence[Event]:
     if step is not None:
         rate = [] if step.rate is None else [Rate(step.step, step.rate)]
         return [Loss(step.step, step.loss), *rate]
-    for found in parse_evaluations(text).evaluations:
+    found = next(iter(parse_evaluations(text).evaluations), None)
+    if found is not None:
         values = {"top-1": found.top1, "top-5": found.top5, "loss": found.loss}
         known = [(name, value) for name, value in values.items() if value is not None]
         outputs = [TestOutput(index, name, value) for index, (name, value) in enumerate(known)]
@@ -45,11 +47,14 @@ def parse_tensorflow(text: str) -> Sequence[Event]:
 
 
 def load_measurements(path: Path, log: MeasuredLog) -> Iterator[list[Measurement]]:
-    """Yield the measurements in a log, in groups; raises InputError if it cannot be read or has none."""
+    """Yield a log's measurements, in groups; raises InputError if there are none, or too many, to read."""
     log.parse = parse_tensorflow
     hint = "give the log of a training run"
     with reading(path, InputError, hint):
-        yield from read_measurements(path, log)
+        for rows in read_measurements(path, log):
+            if log.excess:
+                raise InputError(path, f"has {log.excess}", "give a part of it")
+            yield rows
     if log.measurements:
         return
     if not log.lines:
@@ -103,17 +108,25 @@ def describe_counts(path: Path, log: MeasuredLog) -> Iterator[str]:
 
 
 class LogDigest:
-    """The last and best values of each run, collected while its measurements pass by."""
+    """The last and best values of each run, collected while its measurements pass by.
+
+    Measurements of outputs after the first MOST_OUTPUTS of all runs are only counted.
+    """
 
     def __init__(self) -> None:
         self._last: dict[tuple[int, str, int, str], Measurement] = {}
+        self._left_out = 0
         self._best: dict[int, Measurement] = {}
         self._span: dict[int, tuple[float, float]] = {}
 
     def add(self, rows: Sequence[Measurement]) -> None:
         """Add measurements."""
         for row in rows:
-            self._last[(row.run, row.phase, row.net, row.output)] = row
+            key = row.run, row.phase, row.net, row.output
+            if key in self._last or len(self._last) < MOST_OUTPUTS:
+                self._last[key] = row
+            else:
+                self._left_out += 1
             if row.seconds is not None:
                 first, _ = self._span.get(row.run, (row.seconds, 0.0))
                 self._span[row.run] = first, row.seconds
@@ -126,6 +139,9 @@ class LogDigest:
         """Yield the lines about each run, with its last values."""
         for run in log.runs:
             yield from self._render_run(run)
+        if self._left_out:
+            left_out = describe_count(self._left_out, "measurement")
+            yield f"  not shown: {left_out}, of outputs after the first {MOST_OUTPUTS:,}"
 
     def _render_run(self, run: LoggedRun) -> Iterator[str]:
         yield f"  run {run.number}: {_describe_run(run)}{self._describe_time(run.number)}"

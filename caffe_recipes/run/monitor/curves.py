@@ -9,7 +9,7 @@ from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, load_pieces
+from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, leave_out_retrained, load_pieces
 from caffe_recipes.run.events import Launch
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS
 from caffe_recipes.run.journal import JOURNAL, read_events
@@ -49,7 +49,7 @@ def load_run_curve(given: str, root: str) -> TrainingCurve:
         )
     for before, piece in pairwise(pieces):
         piece.is_restart = piece.name == before.name
-        before.until_iter = piece.run.first_iter if piece.is_restart else None
+    leave_out_retrained(pieces)
     reported = recipe.reported
     top1 = reported.top1_percent / 100 if reported.top1_percent else None
     return TrainingCurve(posixpath.basename(posixpath.normpath(path)), pieces, top1, reported.loss)

@@ -46,9 +46,23 @@ def test_what_a_restart_trains_again_is_shown_once(tmp_path: Path) -> None:
     )
     (curve,) = load_log_curves(log, None)
     assert curve.points(LOSS_KEY, "iterations") == ([0, 10, 15, 20], [4, 3, 2, 1])
-    assert curve.points(LOSS_KEY, "hours")[1] == [4, 3, 9, 2, 1]
+    assert curve.points(LOSS_KEY, "hours")[1] == [4, 3, 2, 1]
     assert [mark.what for mark in curve.marks("iterations")] == ["restart"]
     assert len(list(render_curves_csv([curve]))) == 5
+
+
+def test_what_two_restarts_train_again_is_shown_once(tmp_path: Path) -> None:
+    log = write(
+        tmp_path / "x.log",
+        *("Solving a", "Iteration 0, loss = 9", "Iteration 5, loss = 8", "Iteration 10, loss = 7"),
+        *("Resuming from 8.solverstate", "Solving a", "Iteration 8, loss = 6", "Iteration 10, loss = 5"),
+        *("Resuming from 5.solverstate", "Solving a", "Iteration 5, loss = 4", "Iteration 10, loss = 3"),
+        *("Finetuning from a.caffemodel", "Solving b", "Iteration 0, loss = 2", "Iteration 5, loss = 1"),
+    )
+    (curve,) = load_log_curves(log, None)
+    assert curve.points(LOSS_KEY, "iterations") == ([0, 5, 10, 10, 15], [9, 4, 3, 2, 1])
+    rows = list(render_curves_csv([curve]))[1:]
+    assert [float(row.rpartition(",")[2]) for row in rows] == [9, 4, 3, 2, 1]
 
 
 def test_trainings_that_start_afresh_are_curves_of_their_own(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.curves import TrainingCurve, load_log_curves
 from caffe_recipes.review.inspect.curves_plot import render_curves
 
@@ -50,3 +51,38 @@ def test_pictures_have_their_format(tmp_path: Path, kind: str) -> None:
 def test_many_curves_are_named_without_collisions(tmp_path: Path) -> None:
     texts = render_curves([curve(tmp_path, f"{at}.log") for at in range(12)], "iterations", "svg").decode()
     assert texts.count("<!-- 11.log -->") == 3
+
+
+def test_a_log_with_nothing_to_draw_is_one_clear_line(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(
+        "I1120 11:49:33.000000  7 s.cpp:1] Iteration 5, Testing net (#0)\n"
+        "I1120 11:49:33.000000  7 s.cpp:1]     Test net output #0: mAP = 0.5\n"
+    )
+    with pytest.raises(InputError, match="shows no loss, accuracy or rate; give a"):
+        render_curves(load_log_curves(log, None), "iterations", "svg")
+
+
+def test_a_long_name_of_a_phase_hides_no_name_after_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    texts = [
+        f"{text}\n"
+        for net in ("a", "b" * 200, "c")
+        for text in (
+            f"Finetuning from {net}",
+            f"Solving {net}",
+            "Iteration 0, loss = 2",
+            f"Iteration {len(net)}, loss = 1",
+        )
+    ]
+    log.write_text("".join(f"I1120 11:49:33.000000  7 s.cpp:1] {text}" for text in texts))
+    picture = render_curves(load_log_curves(log, None), "iterations", "svg").decode()
+    assert f"<!-- {'b' * 35}… -->" in picture and "<!-- c -->" in picture
+
+
+def test_rates_that_no_logarithm_has_are_drawn_nevertheless(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    for rates in (("0", "nan"), ("inf", "-1"), ("0.1", "0"), ("1e-300", "1e300")):
+        texts = (f"Iteration {at}, lr = {rate}\n" for at, rate in enumerate(rates))
+        log.write_text("".join(f"I1120 11:49:33.000000  7 s.cpp:1] {text}" for text in texts))
+        assert render_curves(load_log_curves(log, None), "iterations", "svg", log=True)

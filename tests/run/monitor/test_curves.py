@@ -41,6 +41,17 @@ def test_a_second_launch_of_a_phase_is_a_restart(place: Place) -> None:
     assert [mark.what for mark in curve.marks("iterations")] == ["restart"]
 
 
+def test_what_two_launches_train_again_is_shown_once(place: Place) -> None:
+    launches = [launched("init", number) for number in (1, 2, 3)]
+    folder = write_run(place.root, place.recipe, started(), *launches, log=LOG)
+    line = "I1120 11:49:33.000000  6374 solver.cpp:312] Iteration {}, loss = {}\n"
+    for number, losses in enumerate(({0: 9, 5: 8, 10: 7}, {8: 6, 10: 5}, {5: 4, 10: 3}), 1):
+        text = "".join(line.format(*each) for each in losses.items())
+        (folder / "logs" / f"init-{number}.log").write_text(text)
+    curve = load_run_curve(str(folder), str(place.root))
+    assert curve.points(LOSS_KEY, "iterations") == ([0, 5, 10], [9, 4, 3])
+
+
 def test_a_run_is_plotted_by_its_name_or_folder(place: Place) -> None:
     pytest.importorskip("matplotlib")
     folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
@@ -49,6 +60,14 @@ def test_a_run_is_plotted_by_its_name_or_folder(place: Place) -> None:
         assert (done.stdout, done.stderr) == ("wrote a.csv\n", "")
     assert call_main("plot", "small-1", "-o", "a.svg", cwd=place.root).returncode == 0
     assert b"epochs" in (place.root / "a.svg").read_bytes()
+
+
+@pytest.mark.parametrize("option", ["--images", "--ranks", "--batch"])
+def test_a_run_knows_its_epochs_without_options(place: Place, option: str) -> None:
+    write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    done = call_main("plot", "small-1", option, 2, "-o", "a.csv", cwd=place.root)
+    assert (done.returncode, (place.root / "a.csv").exists()) == (2, False)
+    assert done.stderr == f"Error: {option}: is for solver files and logs; leave it out\n"
 
 
 @pytest.mark.parametrize(
