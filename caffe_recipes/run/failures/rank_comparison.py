@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from statistics import median
 
-from caffe_recipes.caffe.logs import Done, Entry, Loss, TestOutput, TestStarted
+from caffe_recipes.caffe.logs import SATURATED_LOSS, Done, Entry, Loss, Started, TestOutput, TestStarted
 from caffe_recipes.run.failures.diagnosis import Diagnosis
 from caffe_recipes.units import describe_duration
 from caffe_recipes.wording import describe_count
@@ -38,17 +38,18 @@ class RankComparison:
 
     def __init__(self) -> None:
         """Start before the first line."""
-        self.is_done = False
         self.ranks: set[int] = set()
-        self.last_iteration = -1  # of any rank, labelled or not
-        self._begun: dict[int, int] = {}  # the tests that each rank has begun,
-        self._tested: dict[int, int] = {}  # and those whose results it has printed
         self._offsets: dict[int, list[float]] = {}  # of each rank's clock: the number of lines, the smallest
         self._reference: tuple[int, datetime] | None = None
         self._start()
 
     def _start(self) -> None:
-        """Forget the losses of an earlier run in the same log."""
+        """Forget an earlier phase or run in the same log; its ranks and their clocks are the same."""
+        self.is_done = False
+        self.last_iteration = -1  # of any rank, labelled or not
+        self._active: set[int | None] = set()  # ranks that have shown an iteration, or the end
+        self._begun: dict[int, int] = {}  # the tests that each rank has begun,
+        self._tested: dict[int, int] = {}  # and those whose results it has printed
         self._shown: dict[int, int] = {}
         self._losses: dict[int, dict[int, float]] = {}
         self._display = 0
@@ -58,11 +59,15 @@ class RankComparison:
 
     def feed(self, entry: Entry) -> None:
         """Add an entry of the log."""
+        if self._is_next_start(entry):
+            self._start()
         match entry.event:
             case Loss(iteration, _) | TestStarted(iteration, _):
                 self.last_iteration = max(self.last_iteration, iteration)
+                self._active.add(entry.rank)
             case Done():
                 self.is_done = True
+                self._active.add(entry.rank)
         if entry.rank is None:
             return
         self.ranks.add(entry.rank)
@@ -75,6 +80,15 @@ class RankComparison:
         elif isinstance(entry.event, Loss):
             self._add_loss(entry.rank, entry.event)
 
+    def _is_next_start(self, entry: Entry) -> bool:
+        """Return whether a rank that has trained before starts again; others may only be slow to start."""
+        match entry.event:
+            case Started():
+                return entry.rank in self._active and (self.is_done or self.last_iteration > 0)
+            case Loss(iteration, _) | TestStarted(iteration, _) if entry.rank is not None:
+                return iteration < self._shown.get(entry.rank, -1)
+        return False
+
     def _compare_clocks(self, rank: int, time: datetime) -> None:
         if self._reference is None or self._reference[0] == rank:
             self._reference = rank, time
@@ -85,9 +99,7 @@ class RankComparison:
 
     def _add_loss(self, rank: int, shown: Loss) -> None:
         iteration, before = shown.iteration, self._shown.get(rank, -1)
-        if iteration < before:  # the ranks were started again
-            self._start()
-        elif before >= 0 and iteration > before:
+        if before >= 0 and iteration > before:
             step = iteration - before
             self._display = min(self._display or step, step)
         self._shown[rank] = iteration
@@ -124,8 +136,11 @@ class RankComparison:
                 "src/caffe/solver.cpp of Intel Caffe; intel/caffe#100, horovod/horovod#870",
                 is_guess=True,
             )
-        common = [losses for losses in self._losses.values() if len(losses) > 1]
-        if len(common) >= _ENOUGH and all(len(set(losses.values())) == 1 for losses in common):
+        common = [set(losses.values()) for losses in self._losses.values() if len(losses) > 1]
+        # A loss that has diverged, or that stays the same, is equal anyway.
+        learning = [losses for losses in common if all(0 < loss < SATURATED_LOSS for loss in losses)]
+        is_equal = all(len(losses) == 1 for losses in learning)
+        if len(learning) >= _ENOUGH and is_equal and len(set.union(*learning)) > 1:
             return Diagnosis(
                 "ranks-equal",
                 "all ranks print the same losses: each trains alone on the same images",
@@ -178,7 +193,7 @@ class RankComparison:
         return Diagnosis(
             "rank-stopped-first",
             f"rank {first[0]} stopped first: its last iteration is {at:,}, and others reached {others:,}",
-            f"read its lines (`grep '^\\[{first[0]}\\]'`) and what its host reports (dmesg)",
+            f"read the lines of rank {first[0]}, and what its host reports (dmesg)",
             "synchronous training: the others wait for it",
             repeats=False,
             is_guess=True,
