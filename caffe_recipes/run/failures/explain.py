@@ -9,7 +9,7 @@ from pathlib import Path
 
 from caffe_recipes.caffe.logs import Fatal, LogFile, Loss, parse_line, split_rank
 from caffe_recipes.errors import InputError
-from caffe_recipes.files.bounded_reads import open_file
+from caffe_recipes.files.bounded_reads import open_file, reading
 from caffe_recipes.run.failures.diagnosis import Diagnosis
 from caffe_recipes.run.failures.rank_comparison import RankComparison
 from caffe_recipes.run.failures.signatures import DIVERGED, find_signature
@@ -157,7 +157,7 @@ def explain_log(path: Path) -> ExplainedLog:
 
     Raises InputError for a file that is empty, binary, unreadable, or the log of another program.
     """
-    try:
+    with reading(path, InputError, _HINT):
         with open_file(path) as file:
             start = file.read(1 << 16)
         if not start:
@@ -167,8 +167,6 @@ def explain_log(path: Path) -> ExplainedLog:
             raise InputError(path, "is binary", _HINT)
         lines = (line for group in LogFile(path).read(to_end=True) for line in group)
         found = explain_lines(lines)
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error), _HINT) from None
     if found is None:
         raise InputError(path, "has no line of Caffe, TensorFlow, MPI, ssh or Slurm", _HINT)
     return found

@@ -499,7 +499,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes, what: 
 
 def test_a_missing_log_and_a_folder_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(InputError):
+        with pytest.raises(InputError, match=": cannot be read: "):
             explain_log(path)
 
 
