@@ -197,6 +197,7 @@ _RANK = re.compile(
 _LABEL = re.compile(r"\[\d{1,18}\] ")
 # What glog writes before the source line, with the label of a rank where another rank's line was torn.
 _GLOG = r"([IWEF])(\d{4})?(\d{4}) (\d\d:\d\d:\d\d)\.(\d{6}) +\d+ "
+INFO_LINE = re.compile(r"I\d{4,8} [\d:.]+ +\d+ \S+\] ")  # a line for information, without its label
 _GLOG_LINE = re.compile(rf"{_GLOG}\S+\] (.*)")
 _TORN = re.compile(rf"(?:\[\d{{1,18}}\] ?|(?<!\d)\d{{1,9}}: )?{_GLOG}\S+\] ")
 _MOST_COLONS = 6  # of a line that is whole, except where a name has some

@@ -295,7 +295,6 @@ CLUSTER_SIGNATURES = (
             "Slurm, src/slurmd/slurmstepd/req.c",
             repeats=False,
         ),
-        r"DUE TO NODE FAILURE",
     ),
     Signature(
         "DUE TO PREEMPTION",

@@ -5,8 +5,7 @@ To add an entry, add it to the table of its programs; the first entry that match
 
 from __future__ import annotations
 
-import re
-
+from caffe_recipes.caffe.logs import INFO_LINE
 from caffe_recipes.run.failures.caffe_signatures import CAFFE_SIGNATURES
 from caffe_recipes.run.failures.cluster_signatures import CLUSTER_SIGNATURES
 from caffe_recipes.run.failures.diagnosis import Diagnosis, Signature
@@ -15,7 +14,6 @@ from caffe_recipes.run.failures.tensorflow_signatures import TENSORFLOW_SIGNATUR
 SIGNATURES: tuple[Signature, ...] = (*CAFFE_SIGNATURES, *TENSORFLOW_SIGNATURES, *CLUSTER_SIGNATURES)
 # Most lines of a log are glog's informational ones, which only these can be.
 _IN_HEALTHY_RUNS = tuple(signature for signature in SIGNATURES if signature.times > 1)
-_INFO = re.compile(r"I\d{4,8} [\d:.]+ +\d+ \S+\] ")
 
 DIVERGED = Diagnosis(
     "diverged",
@@ -33,7 +31,7 @@ def find_signature(text: str) -> Signature | None:
     >>> find_signature("Host key verification failed.").diagnosis.name
     'ssh-host-key'
     """
-    candidates = _IN_HEALTHY_RUNS if _INFO.match(text) else SIGNATURES
+    candidates = _IN_HEALTHY_RUNS if INFO_LINE.match(text) else SIGNATURES
     return next((signature for signature in candidates if signature.matches(text)), None)
 
 
