@@ -141,6 +141,43 @@ THREADS: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "Slurm, req.c",
+        "slurm-node",
+        [
+            "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2024-04-20T09:09:37 DUE TO NODE FAILURE, SEE SLURMCTLD"
+            " LOG FOR DETAILS ***",
+        ],
+    ),
+    ("nebius/soperator#854", "slurm-node", ["salloc: error: Node failure on worker-1"]),
+    (
+        "Slurm, step_launch.c",
+        "slurm-node",
+        ["srun: error: Node failure on c[4-5]", "srun: error: c6: task 2: Killed"],
+    ),
+    (
+        "pmodels/mpich#7086",
+        "hydra-option",
+        [
+            "[mpiexec@head] match_arg (lib/utils/args.c:166): unrecognized argument path",
+            "[mpiexec@head] HYDU_parse_array (lib/utils/args.c:181): argument matching returned error",
+        ],
+    ),
+    (
+        "pmodels/mpich#2175",
+        "hydra-singleton",
+        [
+            "[mpiexec@cobb] match_arg (/mpich/src/pm/hydra/utils/args/args.c:159): unrecognized argument pmi_args"
+        ],
+    ),
+    (
+        "protobuf, common.cc",
+        "protobuf-version",
+        [
+            "[libprotobuf FATAL google/protobuf/stubs/common.cc:61] This program requires version 3.6.0 of the Protocol"
+            " Buffer runtime library, but the installed version is 2.6.1.  Please update your library.",
+        ],
+    ),
+    (
         "hafs-community/HAFS#101, second",
         "bus-error",
         [
