@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from caffe_recipes.caffe.logs import Fatal, LogFile, Loss, parse_line, split_rank
+from caffe_recipes.caffe.logs import SATURATED_LOSS, Fatal, LogFile, Loss, parse_line, split_rank
 from caffe_recipes.errors import InputError
 from caffe_recipes.files.bounded_reads import open_file, reading
 from caffe_recipes.run.failures.diagnosis import Diagnosis
-from caffe_recipes.run.failures.rank_comparison import RankComparison
+from caffe_recipes.run.failures.rank_comparison import MOST_RANKS, RankComparison
 from caffe_recipes.run.failures.signatures import DIVERGED, find_signature
 from caffe_recipes.run.trainer_log import find_divergence
 from caffe_recipes.wording import describe_count, shorten
@@ -38,7 +38,7 @@ _STUCK = Diagnosis(
 
 @dataclass
 class ExplainedLine:
-    """A line and its diagnosis; `count` lines of the log are like it, of these ranks.
+    """A line and its diagnosis; `count` lines of the log are like it, of these ranks, or MOST_RANKS of them.
 
     `number` is 0, and `text` empty, if it takes more than one line to see the failure.
     """
@@ -68,7 +68,7 @@ class _LogExplainer:
         self.fatal = ""  # the first fatal line, known or not
         self._found: dict[str, tuple[ExplainedLine, int]] = {}
         self._ranks = RankComparison()
-        self._losses: dict[int | None, Loss] = {}  # the last of each rank
+        self._saturated: dict[int | None, Loss] = {}  # the last of each rank, if it was saturated
         self._last = ""
         self._has_started_ranks = False
 
@@ -93,11 +93,17 @@ class _LogExplainer:
         if isinstance(entry.event, Fatal) and not text.startswith("*** "):
             self.fatal = self.fatal or text
         elif isinstance(entry.event, Loss):
-            before = self._losses.get(rank, entry.event)
-            losses = {before.iteration: before.loss, entry.event.iteration: entry.event.loss}
-            if find_divergence(losses) is not None:
-                self._add(line, rank, DIVERGED, 1)
-            self._losses[rank] = entry.event
+            self._look_for_divergence(line, rank, entry.event)
+
+    def _look_for_divergence(self, line: str, rank: int | None, shown: Loss) -> None:
+        if abs(shown.loss) < SATURATED_LOSS:
+            self._saturated.pop(rank, None)
+            return
+        before = self._saturated.get(rank, shown)
+        if find_divergence({before.iteration: before.loss, shown.iteration: shown.loss}) is not None:
+            self._add(line, rank, DIVERGED, 1)
+        if rank in self._saturated or len(self._saturated) < MOST_RANKS:
+            self._saturated[rank] = shown
 
     def _add(self, line: str, rank: int | None, diagnosis: Diagnosis, times: int) -> None:
         name = diagnosis.name
@@ -106,7 +112,7 @@ class _LogExplainer:
             self._found[name] = ExplainedLine(self.lines, shown, diagnosis, 0), times
         found = self._found[name][0]
         found.count += 1
-        if rank is not None:
+        if rank is not None and len(found.ranks) < MOST_RANKS:
             found.ranks.add(rank)
 
     def finish(self) -> list[ExplainedLine]:

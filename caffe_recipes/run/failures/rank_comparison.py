@@ -17,10 +17,13 @@ from caffe_recipes.run.failures.diagnosis import Diagnosis
 from caffe_recipes.units import describe_duration
 from caffe_recipes.wording import describe_count
 
+# The labels of a log can name any number of ranks; of more than these, nothing is kept.
+MOST_RANKS = 4096
 # A rank is out of step if it is this many displays behind, this often, while the first one continues.
 _BEHIND_DISPLAYS, _BEHIND_TIMES = 5, 3
 # The iterations whose losses are compared, and how many must agree.
 _KEPT, _ENOUGH = 64, 5
+_MOST_LOSSES = 16 * MOST_RANKS  # of many ranks, fewer iterations are kept
 _FEWEST_RANKS = 4
 # The loss of a rank is apart if it differs from the median of the others by this factor.
 _APART = 2.0
@@ -59,6 +62,8 @@ class RankComparison:
 
     def feed(self, entry: Entry) -> None:
         """Add an entry of the log."""
+        if not self._admits(entry.rank):
+            return
         if self._is_next_start(entry):
             self._start()
         match entry.event:
@@ -70,7 +75,6 @@ class RankComparison:
                 self._active.add(entry.rank)
         if entry.rank is None:
             return
-        self.ranks.add(entry.rank)
         if entry.time is not None:
             self._compare_clocks(entry.rank, entry.time)
         if isinstance(entry.event, TestStarted):
@@ -79,6 +83,13 @@ class RankComparison:
             self._tested[entry.rank] = self._tested.get(entry.rank, 0) + 1
         elif isinstance(entry.event, Loss):
             self._add_loss(entry.rank, entry.event)
+
+    def _admits(self, rank: int | None) -> bool:
+        if rank is not None and rank not in self.ranks:
+            if len(self.ranks) >= MOST_RANKS:
+                return False
+            self.ranks.add(rank)
+        return True
 
     def _is_next_start(self, entry: Entry) -> bool:
         """Return whether a rank that has trained before starts again; others may only be slow to start."""
@@ -104,7 +115,7 @@ class RankComparison:
             self._display = min(self._display or step, step)
         self._shown[rank] = iteration
         self._losses.setdefault(iteration, {})[rank] = shown.loss
-        if len(self._losses) > _KEPT:
+        while len(self._losses) > min(_KEPT, _MOST_LOSSES // len(self._shown)):
             del self._losses[min(self._losses)]
         if iteration > self._lead:
             self._lead, self._leads = iteration, self._leads + 1

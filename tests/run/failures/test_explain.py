@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.failures.explain import explain_lines, explain_log
+from caffe_recipes.run.failures.rank_comparison import MOST_RANKS
 
 ROOT = Path(__file__).resolve().parents[3]
 GLOG = "0707 16:48:46.336623 16692"
@@ -561,3 +563,19 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 << 20
+
+
+def test_memory_is_bounded_however_many_ranks_fail() -> None:
+    def hostile() -> Iterator[str]:
+        for rank in range(MOST_RANKS + 500):
+            yield f"[{rank}{rank:09}] I{GLOG} solver.cpp:312] Iteration 0, loss = 87.3365"
+            yield f"[{rank}{rank:09}] Host key verification failed."
+
+    tracemalloc.start()
+    result = explain_lines(hostile())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result is not None
+    (found,) = result.found
+    assert (found.count, len(found.ranks)) == (MOST_RANKS + 500, MOST_RANKS)
+    assert peak < 6 << 20

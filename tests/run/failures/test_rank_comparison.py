@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import pickle
 from datetime import datetime, timedelta
 
-from caffe_recipes.caffe.logs import parse_line
+from caffe_recipes.caffe.logs import Entry, Loss, parse_line
 from caffe_recipes.run.failures.diagnosis import Diagnosis
-from caffe_recipes.run.failures.rank_comparison import RankComparison
+from caffe_recipes.run.failures.rank_comparison import MOST_RANKS, RankComparison
 
 BEGUN = datetime(2018, 5, 2, 16)
 
@@ -164,3 +165,19 @@ def test_a_rank_that_stopped_first_is_named_as_a_guess() -> None:
     assert found.is_guess
     assert found.cause == "rank 3 stopped first: its last iteration is 80, and others reached 100"
     assert found.remedy == "read the lines of rank 3, and what its host reports (dmesg)"
+
+
+def test_memory_is_bounded_however_many_ranks_the_labels_name() -> None:
+    comparison = RankComparison()
+    for iteration in range(20):
+        for rank in range(MOST_RANKS + 100):
+            comparison.feed(Entry(Loss(iteration, 3 + rank / 1e6), rank * 10**12, BEGUN))
+    assert len(comparison.ranks) == MOST_RANKS
+    assert len(pickle.dumps(comparison)) < 1_500_000
+    assert set(comparison.explain(has_failed=True)) == set()
+
+
+def test_all_ranks_of_the_largest_runs_are_compared() -> None:
+    cut = [line for line in in_step(1536, 3) if not (line[:6] == "[1500]" and "Iteration 40," in line)]
+    (found,) = explain(cut, has_failed=True).values()
+    assert found.cause == "rank 1500 stopped first: its last iteration is 20, and others reached 40"
