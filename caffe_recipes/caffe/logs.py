@@ -17,8 +17,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from caffe_recipes.files.bounded_reads import open_file
 
@@ -208,6 +209,10 @@ _VALUE = rf"(\S+|.+) = {_NUMBER}(?: \(\* [^(\n]*\))?"  # a loss is followed by i
 _LOSS = rf"Iteration {_COUNT}(?: \([^()\n]*\))?, (?:\S+ep, )?loss = {_NUMBER}"
 _RATE = rf"Iteration {_COUNT}, lr = {_NUMBER}"
 _TRAIN_OUTPUT = rf"Train net output #{_COUNT}: {_VALUE}"
+# Two thirds of the lines of a long log, which say nothing about a failure; the label is that of any launcher.
+ROUTINE_LINE = re.compile(
+    rf"(?:{_RANK.pattern})?{INFO_LINE.pattern} *(?:Train net output #|Iteration {_COUNT}, lr = )"
+)
 _PLACE = r"\S+ +(?:[\[(][\d.]{1,19}[\])] +)?"
 
 _MORE = r"(?:, .*)?"
@@ -243,6 +248,9 @@ _CONVERT: dict[object, Callable[[Any], Any]] = {
     "int": lambda text: int(text or 0),
     "float": float,
     "str": str,
+}
+_CONVERTERS: dict[object, list[Callable[[Any], Any]]] = {
+    kind: [_CONVERT[each.type] for each in fields(kind)] for kind in get_args(Event)
 }
 
 _STAMP = (2, 3, 4, 5)  # the groups of the year, day, time and microseconds
@@ -325,7 +333,7 @@ def parse_line(line: str, year: int = 2000) -> Entry | None:
     if found is None:
         return None
     kind, rank, texts = found
-    values = (_CONVERT[each.type](text) for each, text in zip(fields(kind), texts[4:], strict=True))
+    values = [convert(text) for convert, text in zip(_CONVERTERS[kind], texts[4:], strict=True)]
     return Entry(kind(*values), rank, _time(year, texts[:4]))
 
 
@@ -360,18 +368,21 @@ def split_rank(line: str) -> tuple[int | None, str]:
         if start < 0 or not _LABEL.fullmatch(line, start, end):
             break
         end = start
-    return int(next(filter(None, match.groups()))), line[match.end() : end]
+    return int(match[match.lastindex or 0]), line[match.end() : end]
 
 
 def _time(year: int, stamp: tuple[str | None, ...]) -> datetime | None:
     own_year, day, clock, microsecond = stamp
     if not (day and clock and microsecond):
         return None
-    hour, minute, second = map(int, clock.split(":"))
+    second = _second(int(own_year or year), day, clock)
+    return second and second.replace(microsecond=int(microsecond))
+
+
+@lru_cache(maxsize=64)  # all ranks print a display in about the same second
+def _second(year: int, day: str, clock: str) -> datetime | None:
     try:
-        return datetime(
-            int(own_year or year), int(day[:2]), int(day[2:]), hour, minute, second, int(microsecond)
-        )
+        return datetime(year, int(day[:2]), int(day[2:]), int(clock[:2]), int(clock[3:5]), int(clock[6:]))
     except ValueError:
         return None
 

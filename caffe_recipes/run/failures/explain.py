@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from caffe_recipes.caffe.logs import SATURATED_LOSS, Fatal, LogFile, Loss, parse_line, split_rank
+from caffe_recipes.caffe.logs import (
+    ROUTINE_LINE,
+    SATURATED_LOSS,
+    Fatal,
+    LogFile,
+    Loss,
+    parse_line,
+    split_rank,
+)
 from caffe_recipes.errors import InputError
 from caffe_recipes.files.bounded_reads import open_file, reading
-from caffe_recipes.run.failures.diagnosis import Diagnosis
+from caffe_recipes.run.failures.diagnosis import Diagnosis, Signature
 from caffe_recipes.run.failures.rank_comparison import MOST_RANKS, RankComparison
-from caffe_recipes.run.failures.signatures import DIVERGED, find_signature
+from caffe_recipes.run.failures.signatures import DIVERGED, find_signature, select_signatures
 from caffe_recipes.run.trainer_log import find_divergence
 from caffe_recipes.wording import describe_count, shorten
 
@@ -72,8 +80,23 @@ class _LogExplainer:
         self._last = ""
         self._has_started_ranks = False
 
-    def feed(self, line: str) -> None:
+    def feed(self, lines: Sequence[str]) -> None:
+        signatures = select_signatures("\n".join(lines))
+        for line in lines:
+            self._feed_line(line, signatures)
+
+    def _feed_line(self, line: str, signatures: Sequence[Signature]) -> None:
         self.lines += 1
+        if ROUTINE_LINE.match(line):
+            self.is_known, self._last = True, ""
+            return
+        entry = parse_line(line)
+        if entry is not None:
+            self._ranks.feed(entry)
+            if isinstance(entry.event, Loss):
+                self.is_known, self._last = True, ""
+                self._look_for_divergence(line, entry.rank, entry.event)
+                return
         rank, text = split_rank(line)
         text = text.strip()
         if not text:
@@ -81,19 +104,12 @@ class _LogExplainer:
         self.is_known = self.is_known or _KNOWN.match(text) is not None
         self._has_started_ranks = self._has_started_ranks or "Multi-node Optimization" in text
         self._last = ""
-        signature = find_signature(text)
+        signature = find_signature(text, signatures)
         if signature is not None:
             self._last = signature.diagnosis.name
             self._add(line, rank, signature.diagnosis, signature.times)
-        # Most lines of a long log are of these kinds, which are not compared.
-        entry = None if "Train net output" in text or ", lr = " in text else parse_line(line)
-        if entry is None:
-            return
-        self._ranks.feed(entry)
-        if isinstance(entry.event, Fatal) and not text.startswith("*** "):
+        if entry is not None and isinstance(entry.event, Fatal) and not text.startswith("*** "):
             self.fatal = self.fatal or text
-        elif isinstance(entry.event, Loss):
-            self._look_for_divergence(line, rank, entry.event)
 
     def _look_for_divergence(self, line: str, rank: int | None, shown: Loss) -> None:
         if abs(shown.loss) < SATURATED_LOSS:
@@ -142,16 +158,16 @@ class ExplainedLog:
     fatal: str = ""
 
 
-def explain_lines(lines: Iterable[str]) -> ExplainedLog | None:
-    """Explain the lines of a log; return None if they are of no program that is known here.
+def explain_lines(groups: Iterable[Sequence[str]]) -> ExplainedLog | None:
+    """Explain the lines of a log, in groups of any size; return None if they are of no known program.
 
-    >>> (found,) = explain_lines(["[3] Host key verification failed."]).found
+    >>> (found,) = explain_lines([["[3] Host key verification failed."]]).found
     >>> found.number, found.diagnosis.name, found.ranks
     (1, 'ssh-host-key', {3})
     """
     explainer = _LogExplainer()
-    for line in lines:
-        explainer.feed(line)
+    for lines in groups:
+        explainer.feed(lines)
     found = explainer.finish()
     if not found and not explainer.is_known:
         return None
@@ -171,8 +187,7 @@ def explain_log(path: Path) -> ExplainedLog:
         # Terminals and PSM print a few control characters, too.
         if len(start) - len(start.translate(None, _CONTROL)) > len(start) // 50 + 8:
             raise InputError(path, "is binary", _HINT)
-        lines = (line for group in LogFile(path).read(to_end=True) for line in group)
-        found = explain_lines(lines)
+        found = explain_lines(LogFile(path).read(to_end=True))
     if found is None:
         raise InputError(path, "has no line of Caffe, TensorFlow, MPI, ssh or Slurm", _HINT)
     return found

@@ -18,7 +18,7 @@ from caffe_recipes.units import describe_duration
 from caffe_recipes.wording import describe_count
 
 # The labels of a log can name any number of ranks; of more than these, nothing is kept.
-MOST_RANKS = 4096
+MOST_RANKS = 2048
 # A rank is out of step if it is this many displays behind, this often, while the first one continues.
 _BEHIND_DISPLAYS, _BEHIND_TIMES = 5, 3
 # The iterations whose losses are compared, and how many must agree.

@@ -455,13 +455,27 @@ THREADS: list[tuple[str, str, list[str]]] = [
 
 
 def names(lines: list[str]) -> list[str]:
-    result = explain_lines(lines)
+    result = explain_lines([lines])
     return [one.diagnosis.name for one in result.found] if result else []
 
 
 @pytest.mark.parametrize(("thread", "name", "lines"), THREADS, ids=[thread for thread, *_ in THREADS])
 def test_the_log_of_a_public_thread_is_explained(thread: str, name: str, lines: list[str]) -> None:
     assert names(lines) == [name]
+
+
+def test_the_groups_in_which_a_log_is_read_do_not_matter() -> None:
+    for thread, name, lines in THREADS:
+        result = explain_lines([line] for line in lines)
+        assert result is not None and [one.diagnosis.name for one in result.found] == [name], thread
+
+
+def test_a_routine_line_hides_no_failure_and_follows_the_last_one() -> None:
+    rate = f"I{GLOG} sgd_solver.cpp:219] Iteration 0, lr = 0.1"
+    assert names([*HEALTHY[:3], HEALTHY[1]]) == ["slow-data"]
+    assert names([*HEALTHY[:3], HEALTHY[1], f"[3] {rate}"]) == []
+    full = f"F{GLOG} io.cpp:66] Train net output #0: No space left on device"
+    assert names([f"[3] {rate}", f"[3] {full}", rate]) == ["disk-full"]
 
 
 def test_at_least_thirty_threads_are_explained() -> None:
@@ -503,7 +517,7 @@ def test_a_healthy_log_of_several_ranks_gets_no_word() -> None:
 
 def test_only_the_first_of_many_lines_is_shown_with_their_number_and_ranks() -> None:
     line = f"F{GLOG} db_lmdb.hpp:15] Check failed: mdb_status == 0 (2 vs. 0) No such file or directory"
-    result = explain_lines([f"[{rank}] {line}" for rank in range(12)])
+    result = explain_lines([[f"[{rank}] {line}" for rank in range(12)]])
     assert result is not None
     (found,) = result.found
     assert (found.number, found.count) == (1, 12)
@@ -511,7 +525,7 @@ def test_only_the_first_of_many_lines_is_shown_with_their_number_and_ranks() -> 
 
 
 def test_a_fatal_line_that_is_not_known_is_shown_but_not_explained() -> None:
-    result = explain_lines([f"F{GLOG} layer.cpp:1] Check failed: moon == cheese "])
+    result = explain_lines([[f"F{GLOG} layer.cpp:1] Check failed: moon == cheese "]])
     assert result is not None
     assert result.found == ()
     assert result.fatal.endswith("moon == cheese")
@@ -566,10 +580,11 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_however_many_ranks_fail() -> None:
-    def hostile() -> Iterator[str]:
+    def hostile() -> Iterator[list[str]]:
         for rank in range(MOST_RANKS + 500):
-            yield f"[{rank}{rank:09}] I{GLOG} solver.cpp:312] Iteration 0, loss = 87.3365"
-            yield f"[{rank}{rank:09}] Host key verification failed."
+            label = f"[{rank}{rank:09}]"
+            loss = f"{label} I{GLOG} solver.cpp:312] Iteration 0, loss = 87.3365"
+            yield [loss, f"{label} Host key verification failed."]
 
     tracemalloc.start()
     result = explain_lines(hostile())

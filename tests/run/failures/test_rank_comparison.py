@@ -173,7 +173,7 @@ def test_memory_is_bounded_however_many_ranks_the_labels_name() -> None:
         for rank in range(MOST_RANKS + 100):
             comparison.feed(Entry(Loss(iteration, 3 + rank / 1e6), rank * 10**12, BEGUN))
     assert len(comparison.ranks) == MOST_RANKS
-    assert len(pickle.dumps(comparison)) < 1_500_000
+    assert len(pickle.dumps(comparison)) < 750_000
     assert set(comparison.explain(has_failed=True)) == set()
 
 
