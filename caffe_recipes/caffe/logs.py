@@ -17,8 +17,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from caffe_recipes.files.bounded_reads import open_file
 
@@ -200,6 +201,7 @@ _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 _RETURNS = re.compile(rb"(?<!\r)\r+(?=\n)")
 # What glog writes before the source line, with the label of a rank where another rank's line was torn.
 _GLOG = r"([IWEF])(\d{4})?(\d{4}) (\d\d:\d\d:\d\d)\.(\d{6}) +\d+ "
+INFO_LINE = re.compile(r"I\d{4,8} [\d:.]+ +\d+ \S+\] ")  # a line for information, without its label
 _GLOG_LINE = re.compile(rf"{_GLOG}\S+\] (.*)")
 _TORN = re.compile(rf"(?:\[\d{{1,18}}\] ?|(?<!\d)\d{{1,9}}: )?{_GLOG}\S+\] ")
 _MOST_COLONS = 6  # of a line that is whole, except where a name has some
@@ -210,6 +212,10 @@ _VALUE = rf"(\S+|.+) = {_NUMBER}(?: \(\* [^(\n]*\))?"  # a loss is followed by i
 _LOSS = rf"Iteration {_COUNT}(?: \([^()\n]*\))?, (?:\S+ep, )?loss = {_NUMBER}"
 _RATE = rf"Iteration {_COUNT}, lr = {_NUMBER}"
 _TRAIN_OUTPUT = rf"Train net output #{_COUNT}: {_VALUE}"
+# Two thirds of the lines of a long log, which say nothing about a failure; the label is that of any launcher.
+ROUTINE_LINE = re.compile(
+    rf"(?:{_RANK.pattern})?{INFO_LINE.pattern} *(?:Train net output #|Iteration {_COUNT}, lr = )"
+)
 _PLACE = r"\S+ +(?:[\[(][\d.]{1,19}[\])] +)?"
 
 _MORE = r"(?:, .*)?"
@@ -245,6 +251,9 @@ _CONVERT: dict[object, Callable[[Any], Any]] = {
     "int": lambda text: int(text or 0),
     "float": float,
     "str": str,
+}
+_CONVERTERS: dict[object, list[Callable[[Any], Any]]] = {
+    kind: [_CONVERT[each.type] for each in fields(kind)] for kind in get_args(Event)
 }
 
 _STAMP = (2, 3, 4, 5)  # the groups of the year, day, time and microseconds
@@ -327,7 +336,7 @@ def parse_line(line: str, year: int = 2000) -> Entry | None:
     if found is None:
         return None
     kind, rank, texts = found
-    values = (_CONVERT[each.type](text) for each, text in zip(fields(kind), texts[4:], strict=True))
+    values = [convert(text) for convert, text in zip(_CONVERTERS[kind], texts[4:], strict=True)]
     return Entry(kind(*values), rank, _time(year, texts[:4]))
 
 
@@ -362,18 +371,21 @@ def split_rank(line: str) -> tuple[int | None, str]:
         if start < 0 or not _LABEL.fullmatch(line, start, end):
             break
         end = start
-    return int(next(filter(None, match.groups()))), line[match.end() : end]
+    return int(match[match.lastindex or 0]), line[match.end() : end]
 
 
 def _time(year: int, stamp: tuple[str | None, ...]) -> datetime | None:
     own_year, day, clock, microsecond = stamp
     if not (day and clock and microsecond):
         return None
-    hour, minute, second = map(int, clock.split(":"))
+    second = _second(int(own_year or year), day, clock)
+    return second and second.replace(microsecond=int(microsecond))
+
+
+@lru_cache(maxsize=64)  # all ranks print a display in about the same second
+def _second(year: int, day: str, clock: str) -> datetime | None:
     try:
-        return datetime(
-            int(own_year or year), int(day[:2]), int(day[2:]), hour, minute, second, int(microsecond)
-        )
+        return datetime(year, int(day[:2]), int(day[2:]), int(clock[:2]), int(clock[3:5]), int(clock[6:]))
     except ValueError:
         return None
 

@@ -17,7 +17,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from caffe_recipes.caffe.logs import SATURATED_LOSS, Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
+from caffe_recipes.caffe.logs import (
+    INFO_LINE,
+    SATURATED_LOSS,
+    Complaint,
+    Entry,
+    Fatal,
+    LogFile,
+    LogSummary,
+    split_rank,
+)
 from caffe_recipes.caffe.measurements import is_accuracy
 from caffe_recipes.cluster.launchers.launcher import describe_signal
 from caffe_recipes.cluster.launchers.srun import NO_STEP, STEP_WAITS
@@ -27,8 +36,6 @@ from caffe_recipes.run.failures.signatures import FailureReader
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.units import describe_duration, write_clock
 
-# An informational line of glog, which is not the reason why a trainer ended.
-_INFO = re.compile(r"I[0-9]{4,8} [0-9:.]+ +[0-9]+ \S+\] ")
 _NUMBERS = re.compile(r"\d+")
 # If there is more unread than this, as when resuming, only both ends of it are read in full, and of the rest
 # only lines with one of the VITAL words of the launchers or the trainer.
@@ -135,7 +142,7 @@ class LogTail:
             if not text:
                 continue
             self.last_line = text
-            if _INFO.match(text):
+            if INFO_LINE.match(text):  # not the reason why a trainer ended
                 continue
             self.ends.feed(line.strip())
             if self.ends.is_over:

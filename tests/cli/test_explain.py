@@ -25,12 +25,18 @@ def test_a_log_without_a_known_failure_gets_one_line(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("a.log: no known failure in 1 line\n", 0)
 
 
-def test_bad_input_gets_one_line_and_exit_2_before_anything_is_printed(tmp_path: Path) -> None:
+def test_logs_that_cannot_be_read_do_not_hide_the_others(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(f"{MISSING}\n")
+    (tmp_path / "b.log").write_text(f"{FINE}\n")
     (tmp_path / "empty").write_text("")
-    done = call_main("explain", "a.log", "empty", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: empty: is empty; give the log of a training, as text\n"
+    done = call_main("explain", "none", "a.log", "empty", "b.log", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout.startswith(f"a.log:1: {MISSING}\n  cause: ")
+    assert done.stdout.endswith("\nb.log: no known failure in 1 line\n")
+    assert done.stderr == (
+        "Error: none: cannot be read: No such file or directory; give the log of a training, as text\n"
+        "Error: empty: is empty; give the log of a training, as text\n"
+    )
 
 
 def test_a_log_cannot_command_the_terminal(tmp_path: Path) -> None:

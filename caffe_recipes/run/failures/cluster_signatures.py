@@ -23,6 +23,13 @@ _FIRST_ERROR = (
 )
 _WRONG_CPU = "the program or one of its libraries was compiled for a CPU with more instructions than this one"
 _OTHER_BUILD = "use a build for this CPU, e.g. one compiled on this kind of host (`lscpu` lists its flags)"
+_NODE_FAILED = Diagnosis(
+    "slurm-node",
+    "a node of the job failed or lost its connection to Slurm",
+    "run the same command again, without that node if it fails once more (sbatch --exclude)",
+    "Slurm, src/slurmd/slurmstepd/req.c and src/api/step_launch.c; nebius/soperator#854",
+    repeats=False,
+)
 
 CLUSTER_SIGNATURES = (
     Signature(
@@ -133,12 +140,23 @@ CLUSTER_SIGNATURES = (
         r"OFI (?:addrinfo|fi_getinfo)\(\) fail|OFI fi_fabric failed",
     ),
     Signature(
+        "unrecognized argument pmi_args",
+        Diagnosis(
+            "hydra-singleton",
+            "a program was started without mpiexec, or by the mpiexec of another MPI, and its own MPI then"
+            " calls an mpiexec that does not fit it",
+            "start it with the mpiexec of the MPI that it was compiled with, and keep other MPIs out of PATH"
+            " and LD_LIBRARY_PATH",
+            "pmodels/mpich#2175, ECMWFCode4Earth/ml_drought#71",
+        ),
+    ),
+    Signature(
         "unrecognized argument",
         Diagnosis(
             "hydra-option",
             "this mpiexec does not know the option that is named, as -PSM2 in every hydra of today",
             "remove it from `launcher.options`, or use the Intel MPI of the recipe",
-            "pmodels/mpich, src/pm/hydra: match_arg",
+            "pmodels/mpich#7086, ComputationalRadiationPhysics/picongpu#3334",
         ),
         r"match_arg.*unrecognized argument",
     ),
@@ -286,37 +304,17 @@ CLUSTER_SIGNATURES = (
             repeats=False,
         ),
     ),
-    Signature(
-        "DUE TO NODE FAILURE",
-        Diagnosis(
-            "slurm-node",
-            "a node of the job failed or lost its connection to Slurm",
-            "run the same command again, without that node if it fails once more (sbatch --exclude)",
-            "Slurm, src/slurmd/slurmstepd/req.c",
-            repeats=False,
-        ),
-        r"DUE TO NODE FAILURE",
-    ),
+    Signature("DUE TO NODE FAILURE", _NODE_FAILED),
+    Signature("Node failure on ", _NODE_FAILED, r"^(?:srun|salloc): error: Node failure on "),
     Signature(
         "DUE TO PREEMPTION",
         Diagnosis(
             "slurm-preempted",
             "a job of higher priority took the nodes",
             "run the same command again to resume, or use a partition that is not preempted",
-            "Slurm, src/slurmd/slurmstepd/req.c",
+            "Slurm, src/slurmd/slurmstepd/req.c: _handle_signal_container",
             repeats=False,
         ),
-    ),
-    Signature(
-        "NODE FAIL",
-        Diagnosis(
-            "slurm-node-state",
-            "a node of the job failed or lost its connection to Slurm",
-            "run the same command again, without that node if it fails once more (sbatch --exclude)",
-            "sacct(1): NODE_FAIL",
-            repeats=False,
-        ),
-        r"^(?:srun|slurmstepd|scontrol|salloc): .*NODE FAIL",
     ),
     Signature(
         "Out of memory: Kill",

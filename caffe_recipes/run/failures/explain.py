@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from caffe_recipes.caffe.logs import Fatal, LogFile, Loss, parse_line, split_rank
+from caffe_recipes.caffe.logs import (
+    ROUTINE_LINE,
+    SATURATED_LOSS,
+    Fatal,
+    LogFile,
+    Loss,
+    parse_line,
+    split_rank,
+)
 from caffe_recipes.errors import InputError
-from caffe_recipes.files.bounded_reads import open_file
-from caffe_recipes.run.failures.diagnosis import Diagnosis
-from caffe_recipes.run.failures.rank_comparison import RankComparison
-from caffe_recipes.run.failures.signatures import DIVERGED, find_signature
+from caffe_recipes.files.bounded_reads import open_file, reading
+from caffe_recipes.run.failures.diagnosis import Diagnosis, Signature
+from caffe_recipes.run.failures.rank_comparison import MOST_RANKS, RankComparison
+from caffe_recipes.run.failures.signatures import DIVERGED, find_signature, select_signatures
 from caffe_recipes.run.trainer_log import find_divergence
 from caffe_recipes.wording import describe_count, shorten
 
@@ -38,7 +46,7 @@ _STUCK = Diagnosis(
 
 @dataclass
 class ExplainedLine:
-    """A line and its diagnosis; `count` lines of the log are like it, of these ranks.
+    """A line and its diagnosis; `count` lines of the log are like it, of these ranks, or MOST_RANKS of them.
 
     `number` is 0, and `text` empty, if it takes more than one line to see the failure.
     """
@@ -68,12 +76,27 @@ class _LogExplainer:
         self.fatal = ""  # the first fatal line, known or not
         self._found: dict[str, tuple[ExplainedLine, int]] = {}
         self._ranks = RankComparison()
-        self._losses: dict[int | None, Loss] = {}  # the last of each rank
+        self._saturated: dict[int | None, Loss] = {}  # the last of each rank, if it was saturated
         self._last = ""
         self._has_started_ranks = False
 
-    def feed(self, line: str) -> None:
+    def feed(self, lines: Sequence[str]) -> None:
+        signatures = select_signatures("\n".join(lines))
+        for line in lines:
+            self._feed_line(line, signatures)
+
+    def _feed_line(self, line: str, signatures: Sequence[Signature]) -> None:
         self.lines += 1
+        if ROUTINE_LINE.match(line):
+            self.is_known, self._last = True, ""
+            return
+        entry = parse_line(line)
+        if entry is not None:
+            self._ranks.feed(entry)
+            if isinstance(entry.event, Loss):
+                self.is_known, self._last = True, ""
+                self._look_for_divergence(line, entry.rank, entry.event)
+                return
         rank, text = split_rank(line)
         text = text.strip()
         if not text:
@@ -81,23 +104,22 @@ class _LogExplainer:
         self.is_known = self.is_known or _KNOWN.match(text) is not None
         self._has_started_ranks = self._has_started_ranks or "Multi-node Optimization" in text
         self._last = ""
-        signature = find_signature(text)
+        signature = find_signature(text, signatures)
         if signature is not None:
             self._last = signature.diagnosis.name
             self._add(line, rank, signature.diagnosis, signature.times)
-        # Most lines of a long log are of these kinds, which are not compared.
-        entry = None if "Train net output" in text or ", lr = " in text else parse_line(line)
-        if entry is None:
-            return
-        self._ranks.feed(entry)
-        if isinstance(entry.event, Fatal) and not text.startswith("*** "):
+        if entry is not None and isinstance(entry.event, Fatal) and not text.startswith("*** "):
             self.fatal = self.fatal or text
-        elif isinstance(entry.event, Loss):
-            before = self._losses.get(rank, entry.event)
-            losses = {before.iteration: before.loss, entry.event.iteration: entry.event.loss}
-            if find_divergence(losses) is not None:
-                self._add(line, rank, DIVERGED, 1)
-            self._losses[rank] = entry.event
+
+    def _look_for_divergence(self, line: str, rank: int | None, shown: Loss) -> None:
+        if abs(shown.loss) < SATURATED_LOSS:
+            self._saturated.pop(rank, None)
+            return
+        before = self._saturated.get(rank, shown)
+        if find_divergence({before.iteration: before.loss, shown.iteration: shown.loss}) is not None:
+            self._add(line, rank, DIVERGED, 1)
+        if rank in self._saturated or len(self._saturated) < MOST_RANKS:
+            self._saturated[rank] = shown
 
     def _add(self, line: str, rank: int | None, diagnosis: Diagnosis, times: int) -> None:
         name = diagnosis.name
@@ -106,7 +128,7 @@ class _LogExplainer:
             self._found[name] = ExplainedLine(self.lines, shown, diagnosis, 0), times
         found = self._found[name][0]
         found.count += 1
-        if rank is not None:
+        if rank is not None and len(found.ranks) < MOST_RANKS:
             found.ranks.add(rank)
 
     def finish(self) -> list[ExplainedLine]:
@@ -136,16 +158,16 @@ class ExplainedLog:
     fatal: str = ""
 
 
-def explain_lines(lines: Iterable[str]) -> ExplainedLog | None:
-    """Explain the lines of a log; return None if they are of no program that is known here.
+def explain_lines(groups: Iterable[Sequence[str]]) -> ExplainedLog | None:
+    """Explain the lines of a log, in groups of any size; return None if they are of no known program.
 
-    >>> (found,) = explain_lines(["[3] Host key verification failed."]).found
+    >>> (found,) = explain_lines([["[3] Host key verification failed."]]).found
     >>> found.number, found.diagnosis.name, found.ranks
     (1, 'ssh-host-key', {3})
     """
     explainer = _LogExplainer()
-    for line in lines:
-        explainer.feed(line)
+    for lines in groups:
+        explainer.feed(lines)
     found = explainer.finish()
     if not found and not explainer.is_known:
         return None
@@ -157,7 +179,7 @@ def explain_log(path: Path) -> ExplainedLog:
 
     Raises InputError for a file that is empty, binary, unreadable, or the log of another program.
     """
-    try:
+    with reading(path, InputError, _HINT):
         with open_file(path) as file:
             start = file.read(1 << 16)
         if not start:
@@ -165,10 +187,7 @@ def explain_log(path: Path) -> ExplainedLog:
         # Terminals and PSM print a few control characters, too.
         if len(start) - len(start.translate(None, _CONTROL)) > len(start) // 50 + 8:
             raise InputError(path, "is binary", _HINT)
-        lines = (line for group in LogFile(path).read(to_end=True) for line in group)
-        found = explain_lines(lines)
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error), _HINT) from None
+        found = explain_lines(LogFile(path).read(to_end=True))
     if found is None:
         raise InputError(path, "has no line of Caffe, TensorFlow, MPI, ssh or Slurm", _HINT)
     return found

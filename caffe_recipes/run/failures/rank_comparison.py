@@ -12,15 +12,18 @@ from collections.abc import Mapping
 from datetime import datetime
 from statistics import median
 
-from caffe_recipes.caffe.logs import Done, Entry, Loss, TestOutput, TestStarted
+from caffe_recipes.caffe.logs import SATURATED_LOSS, Done, Entry, Loss, Started, TestOutput, TestStarted
 from caffe_recipes.run.failures.diagnosis import Diagnosis
 from caffe_recipes.units import describe_duration
 from caffe_recipes.wording import describe_count
 
+# The labels of a log can name any number of ranks; of more than these, nothing is kept.
+MOST_RANKS = 2048
 # A rank is out of step if it is this many displays behind, this often, while the first one continues.
 _BEHIND_DISPLAYS, _BEHIND_TIMES = 5, 3
 # The iterations whose losses are compared, and how many must agree.
 _KEPT, _ENOUGH = 64, 5
+_MOST_LOSSES = 16 * MOST_RANKS  # of many ranks, fewer iterations are kept
 _FEWEST_RANKS = 4
 # The loss of a rank is apart if it differs from the median of the others by this factor.
 _APART = 2.0
@@ -38,17 +41,18 @@ class RankComparison:
 
     def __init__(self) -> None:
         """Start before the first line."""
-        self.is_done = False
         self.ranks: set[int] = set()
-        self.last_iteration = -1  # of any rank, labelled or not
-        self._begun: dict[int, int] = {}  # the tests that each rank has begun,
-        self._tested: dict[int, int] = {}  # and those whose results it has printed
         self._offsets: dict[int, list[float]] = {}  # of each rank's clock: the number of lines, the smallest
         self._reference: tuple[int, datetime] | None = None
         self._start()
 
     def _start(self) -> None:
-        """Forget the losses of an earlier run in the same log."""
+        """Forget an earlier phase or run in the same log; its ranks and their clocks are the same."""
+        self.is_done = False
+        self.last_iteration = -1  # of any rank, labelled or not
+        self._active: set[int | None] = set()  # ranks that have shown an iteration, or the end
+        self._begun: dict[int, int] = {}  # the tests that each rank has begun,
+        self._tested: dict[int, int] = {}  # and those whose results it has printed
         self._shown: dict[int, int] = {}
         self._losses: dict[int, dict[int, float]] = {}
         self._display = 0
@@ -58,14 +62,19 @@ class RankComparison:
 
     def feed(self, entry: Entry) -> None:
         """Add an entry of the log."""
+        if not self._admits(entry.rank):
+            return
+        if self._is_next_start(entry):
+            self._start()
         match entry.event:
             case Loss(iteration, _) | TestStarted(iteration, _):
                 self.last_iteration = max(self.last_iteration, iteration)
+                self._active.add(entry.rank)
             case Done():
                 self.is_done = True
+                self._active.add(entry.rank)
         if entry.rank is None:
             return
-        self.ranks.add(entry.rank)
         if entry.time is not None:
             self._compare_clocks(entry.rank, entry.time)
         if isinstance(entry.event, TestStarted):
@@ -74,6 +83,22 @@ class RankComparison:
             self._tested[entry.rank] = self._tested.get(entry.rank, 0) + 1
         elif isinstance(entry.event, Loss):
             self._add_loss(entry.rank, entry.event)
+
+    def _admits(self, rank: int | None) -> bool:
+        if rank is not None and rank not in self.ranks:
+            if len(self.ranks) >= MOST_RANKS:
+                return False
+            self.ranks.add(rank)
+        return True
+
+    def _is_next_start(self, entry: Entry) -> bool:
+        """Return whether a rank that has trained before starts again; others may only be slow to start."""
+        match entry.event:
+            case Started():
+                return entry.rank in self._active and (self.is_done or self.last_iteration > 0)
+            case Loss(iteration, _) | TestStarted(iteration, _) if entry.rank is not None:
+                return iteration < self._shown.get(entry.rank, -1)
+        return False
 
     def _compare_clocks(self, rank: int, time: datetime) -> None:
         if self._reference is None or self._reference[0] == rank:
@@ -85,14 +110,12 @@ class RankComparison:
 
     def _add_loss(self, rank: int, shown: Loss) -> None:
         iteration, before = shown.iteration, self._shown.get(rank, -1)
-        if iteration < before:  # the ranks were started again
-            self._start()
-        elif before >= 0 and iteration > before:
+        if before >= 0 and iteration > before:
             step = iteration - before
             self._display = min(self._display or step, step)
         self._shown[rank] = iteration
         self._losses.setdefault(iteration, {})[rank] = shown.loss
-        if len(self._losses) > _KEPT:
+        while len(self._losses) > min(_KEPT, _MOST_LOSSES // len(self._shown)):
             del self._losses[min(self._losses)]
         if iteration > self._lead:
             self._lead, self._leads = iteration, self._leads + 1
@@ -124,8 +147,11 @@ class RankComparison:
                 "src/caffe/solver.cpp of Intel Caffe; intel/caffe#100, horovod/horovod#870",
                 is_guess=True,
             )
-        common = [losses for losses in self._losses.values() if len(losses) > 1]
-        if len(common) >= _ENOUGH and all(len(set(losses.values())) == 1 for losses in common):
+        common = [set(losses.values()) for losses in self._losses.values() if len(losses) > 1]
+        # A loss that has diverged, or that stays the same, is equal anyway.
+        learning = [losses for losses in common if all(0 < loss < SATURATED_LOSS for loss in losses)]
+        is_equal = all(len(losses) == 1 for losses in learning)
+        if len(learning) >= _ENOUGH and is_equal and len(set.union(*learning)) > 1:
             return Diagnosis(
                 "ranks-equal",
                 "all ranks print the same losses: each trains alone on the same images",
@@ -178,7 +204,7 @@ class RankComparison:
         return Diagnosis(
             "rank-stopped-first",
             f"rank {first[0]} stopped first: its last iteration is {at:,}, and others reached {others:,}",
-            f"read its lines (`grep '^\\[{first[0]}\\]'`) and what its host reports (dmesg)",
+            f"read the lines of rank {first[0]}, and what its host reports (dmesg)",
             "synchronous training: the others wait for it",
             repeats=False,
             is_guess=True,

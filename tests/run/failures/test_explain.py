@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.failures.explain import explain_lines, explain_log
+from caffe_recipes.run.failures.rank_comparison import MOST_RANKS
 
 ROOT = Path(__file__).resolve().parents[3]
 GLOG = "0707 16:48:46.336623 16692"
@@ -138,6 +140,43 @@ THREADS: list[tuple[str, str, list[str]]] = [
         [
             "srun: Job step aborted: Waiting up to 47 seconds for job step to finish.",
             "slurmstepd: error: *** JOB 494583 ON n1 CANCELLED AT 2024-04-20T09:09:37 DUE TO TIME LIMIT ***",
+        ],
+    ),
+    (
+        "Slurm, req.c",
+        "slurm-node",
+        [
+            "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2024-04-20T09:09:37 DUE TO NODE FAILURE, SEE SLURMCTLD"
+            " LOG FOR DETAILS ***",
+        ],
+    ),
+    ("nebius/soperator#854", "slurm-node", ["salloc: error: Node failure on worker-1"]),
+    (
+        "Slurm, step_launch.c",
+        "slurm-node",
+        ["srun: error: Node failure on c[4-5]", "srun: error: c6: task 2: Killed"],
+    ),
+    (
+        "pmodels/mpich#7086",
+        "hydra-option",
+        [
+            "[mpiexec@head] match_arg (lib/utils/args.c:166): unrecognized argument path",
+            "[mpiexec@head] HYDU_parse_array (lib/utils/args.c:181): argument matching returned error",
+        ],
+    ),
+    (
+        "pmodels/mpich#2175",
+        "hydra-singleton",
+        [
+            "[mpiexec@cobb] match_arg (/mpich/src/pm/hydra/utils/args/args.c:159): unrecognized argument pmi_args"
+        ],
+    ),
+    (
+        "protobuf, common.cc",
+        "protobuf-version",
+        [
+            "[libprotobuf FATAL google/protobuf/stubs/common.cc:61] This program requires version 3.6.0 of the Protocol"
+            " Buffer runtime library, but the installed version is 2.6.1.  Please update your library.",
         ],
     ),
     (
@@ -416,13 +455,27 @@ THREADS: list[tuple[str, str, list[str]]] = [
 
 
 def names(lines: list[str]) -> list[str]:
-    result = explain_lines(lines)
+    result = explain_lines([lines])
     return [one.diagnosis.name for one in result.found] if result else []
 
 
 @pytest.mark.parametrize(("thread", "name", "lines"), THREADS, ids=[thread for thread, *_ in THREADS])
 def test_the_log_of_a_public_thread_is_explained(thread: str, name: str, lines: list[str]) -> None:
     assert names(lines) == [name]
+
+
+def test_the_groups_in_which_a_log_is_read_do_not_matter() -> None:
+    for thread, name, lines in THREADS:
+        result = explain_lines([line] for line in lines)
+        assert result is not None and [one.diagnosis.name for one in result.found] == [name], thread
+
+
+def test_a_routine_line_hides_no_failure_and_follows_the_last_one() -> None:
+    rate = f"I{GLOG} sgd_solver.cpp:219] Iteration 0, lr = 0.1"
+    assert names([*HEALTHY[:3], HEALTHY[1]]) == ["slow-data"]
+    assert names([*HEALTHY[:3], HEALTHY[1], f"[3] {rate}"]) == []
+    full = f"F{GLOG} io.cpp:66] Train net output #0: No space left on device"
+    assert names([f"[3] {rate}", f"[3] {full}", rate]) == ["disk-full"]
 
 
 def test_at_least_thirty_threads_are_explained() -> None:
@@ -464,7 +517,7 @@ def test_a_healthy_log_of_several_ranks_gets_no_word() -> None:
 
 def test_only_the_first_of_many_lines_is_shown_with_their_number_and_ranks() -> None:
     line = f"F{GLOG} db_lmdb.hpp:15] Check failed: mdb_status == 0 (2 vs. 0) No such file or directory"
-    result = explain_lines([f"[{rank}] {line}" for rank in range(12)])
+    result = explain_lines([[f"[{rank}] {line}" for rank in range(12)]])
     assert result is not None
     (found,) = result.found
     assert (found.number, found.count) == (1, 12)
@@ -472,7 +525,7 @@ def test_only_the_first_of_many_lines_is_shown_with_their_number_and_ranks() -> 
 
 
 def test_a_fatal_line_that_is_not_known_is_shown_but_not_explained() -> None:
-    result = explain_lines([f"F{GLOG} layer.cpp:1] Check failed: moon == cheese "])
+    result = explain_lines([[f"F{GLOG} layer.cpp:1] Check failed: moon == cheese "]])
     assert result is not None
     assert result.found == ()
     assert result.fatal.endswith("moon == cheese")
@@ -499,7 +552,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes, what: 
 
 def test_a_missing_log_and_a_folder_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(InputError):
+        with pytest.raises(InputError, match=": cannot be read: "):
             explain_log(path)
 
 
@@ -524,3 +577,20 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 << 20
+
+
+def test_memory_is_bounded_however_many_ranks_fail() -> None:
+    def hostile() -> Iterator[list[str]]:
+        for rank in range(MOST_RANKS + 500):
+            label = f"[{rank}{rank:09}]"
+            loss = f"{label} I{GLOG} solver.cpp:312] Iteration 0, loss = 87.3365"
+            yield [loss, f"{label} Host key verification failed."]
+
+    tracemalloc.start()
+    result = explain_lines(hostile())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result is not None
+    (found,) = result.found
+    assert (found.count, len(found.ranks)) == (MOST_RANKS + 500, MOST_RANKS)
+    assert peak < 6 << 20

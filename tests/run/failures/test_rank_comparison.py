@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import pickle
 from datetime import datetime, timedelta
 
-from caffe_recipes.caffe.logs import parse_line
+from caffe_recipes.caffe.logs import Entry, Loss, parse_line
 from caffe_recipes.run.failures.diagnosis import Diagnosis
-from caffe_recipes.run.failures.rank_comparison import RankComparison
+from caffe_recipes.run.failures.rank_comparison import MOST_RANKS, RankComparison
 
 BEGUN = datetime(2018, 5, 2, 16)
 
@@ -15,13 +16,17 @@ def shown(rank: int, iteration: int, loss: float, *, second: float = 0.0, clock_
     return f"[{rank}] I{time:%m%d %H:%M:%S}.000000 7 solver.cpp:312] Iteration {iteration}, loss = {loss:g}"
 
 
-def explain(lines: list[str], *, has_failed: bool = False) -> dict[str, Diagnosis]:
+def compare(lines: list[str]) -> RankComparison:
     comparison = RankComparison()
     for line in lines:
         entry = parse_line(line)
         assert entry is not None, line
         comparison.feed(entry)
-    return {one.name: one for one in comparison.explain(has_failed=has_failed)}
+    return comparison
+
+
+def explain(lines: list[str], *, has_failed: bool = False) -> dict[str, Diagnosis]:
+    return {one.name: one for one in compare(lines).explain(has_failed=has_failed)}
 
 
 def in_step(ranks: int = 4, displays: int = 12, **odd: float) -> list[str]:
@@ -59,6 +64,51 @@ def test_ranks_that_are_started_again_are_not_out_of_step() -> None:
     assert explain(in_step() + in_step()) == {}
 
 
+def done(rank: int) -> str:
+    return f"[{rank}] I0502 17:00:00.000000 7 solver.cpp:443] Optimization Done."
+
+
+def started(rank: int) -> str:
+    return f"[{rank}] I0502 17:00:00.000000 7 solver.cpp:397] Solving TinyNet"
+
+
+def test_the_end_of_a_phase_does_not_hide_how_the_next_one_failed() -> None:
+    phase = [*in_step(), *(done(rank) for rank in range(4))]
+    cut = [line for line in in_step(displays=6) if not (line[:3] == "[3]" and "Iteration 100," in line)]
+    starts = [started(rank) for rank in range(4)]
+    for next_phase in (cut, [*starts, *cut]):
+        (found,) = explain([*phase, *next_phase], has_failed=True).values()
+        assert found.cause == "rank 3 stopped first: its last iteration is 80, and others reached 100"
+
+
+def test_the_last_phase_says_what_was_reached() -> None:
+    begun = [started(rank) for rank in range(4)] + in_step(displays=1)
+    for before in (begun, [*in_step(), *(done(rank) for rank in range(4)), *begun]):
+        comparison = compare(before)
+        assert (comparison.last_iteration, comparison.is_done) == (0, False)
+        assert comparison.ranks == {0, 1, 2, 3}
+
+
+def test_the_start_of_a_slow_rank_is_not_that_of_another_phase() -> None:
+    lines = [started(0), *in_step(ranks=1), started(1)]
+    assert compare(lines).last_iteration == 220
+
+
+def test_a_log_without_ranks_begins_again_with_its_next_phase() -> None:
+    lines = [line[4:] for line in [started(0), *in_step(ranks=1), done(0), started(0)]]
+    assert (compare(lines).last_iteration, compare(lines).is_done) == (-1, False)
+
+
+def test_tests_before_the_first_loss_of_a_phase_count_for_that_phase() -> None:
+    at = "I0502 16:00:00.000000 7 solver.cpp"
+    tests = [
+        f"[{rank}] {at}:{text}"
+        for text in ("474] Iteration 0, Testing net (#0)", "562]     Test net output #0: top-1 = 0.5")
+        for rank in range(4)
+    ]
+    assert set(explain([*in_step(), *tests, *in_step()])) == {"ranks-alone"}
+
+
 def test_ranks_that_all_print_results_of_tests_are_alone() -> None:
     at = "I0502 16:00:00.000000 7 solver.cpp"
     tests = [
@@ -77,6 +127,16 @@ def test_ranks_that_all_print_results_of_tests_are_alone() -> None:
 def test_ranks_with_the_same_losses_are_alone() -> None:
     lines = [shown(rank, 20 * at, 6 - at / 9) for at in range(8) for rank in range(3)]
     assert set(explain(lines)) == {"ranks-equal"}
+
+
+def test_ranks_whose_losses_say_nothing_are_not_taken_for_equal() -> None:
+    stuck = {  # diverged, without a loss layer, and lost
+        odd: [shown(rank, 20 * at, odd) for at in range(80) for rank in range(4)]
+        for odd in (87.3365, 0.0, 6.90776, float("nan"), float("inf"))
+    }
+    assert {odd: set(explain(lines)) for odd, lines in stuck.items()} == {odd: set() for odd in stuck}
+    varied = [shown(rank, 20 * at, 87.34 + at) for at in range(80) for rank in range(4)]
+    assert explain(varied) == {}
 
 
 def test_a_rank_whose_loss_is_apart_is_named() -> None:
@@ -104,3 +164,20 @@ def test_a_rank_that_stopped_first_is_named_as_a_guess() -> None:
     (found,) = explain(lines, has_failed=True).values()
     assert found.is_guess
     assert found.cause == "rank 3 stopped first: its last iteration is 80, and others reached 100"
+    assert found.remedy == "read the lines of rank 3, and what its host reports (dmesg)"
+
+
+def test_memory_is_bounded_however_many_ranks_the_labels_name() -> None:
+    comparison = RankComparison()
+    for iteration in range(20):
+        for rank in range(MOST_RANKS + 100):
+            comparison.feed(Entry(Loss(iteration, 3 + rank / 1e6), rank * 10**12, BEGUN))
+    assert len(comparison.ranks) == MOST_RANKS
+    assert len(pickle.dumps(comparison)) < 750_000
+    assert set(comparison.explain(has_failed=True)) == set()
+
+
+def test_all_ranks_of_the_largest_runs_are_compared() -> None:
+    cut = [line for line in in_step(1536, 3) if not (line[:6] == "[1500]" and "Iteration 40," in line)]
+    (found,) = explain(cut, has_failed=True).values()
+    assert found.cause == "rank 1500 stopped first: its last iteration is 20, and others reached 40"

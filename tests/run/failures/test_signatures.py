@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 from caffe_recipes.run.failures.signatures import DIVERGED, SIGNATURES, FailureReader, find_signature
 
 MISSING = "F0707 16:48:46.336623 16692 db_lmdb.hpp:15] Check failed: mdb_status == 0 (2 vs. 0) No such file"
@@ -17,6 +19,11 @@ def test_one_name_has_one_cause() -> None:
     for one in (signature.diagnosis for signature in SIGNATURES):
         by_name.setdefault(one.name, set()).add((one.is_guess, one.is_consequence))
     assert [name for name, kinds in by_name.items() if len(kinds) > 1] == []
+
+
+def test_a_pattern_says_more_than_its_word() -> None:
+    same = [one.word for one in SIGNATURES if one.pattern in (one.word, re.escape(one.word))]
+    assert same == []
 
 
 def test_of_two_entries_that_match_the_more_specific_one_wins() -> None:
