@@ -74,5 +74,5 @@ def _print_json(files: Sequence[Path]) -> None:
             counts.append(logs.log_values(path, log))
         held.write(f'\n], "files": {json.dumps(counts, indent=1)}}}\n')
         held.seek(0)
-        for text in iter(lambda: held.read(_HELD_BYTES), ""):
-            click.echo(text, nl=False)
+        for data in iter(lambda: held.read(_HELD_BYTES), ""):
+            click.echo(data, nl=False)
