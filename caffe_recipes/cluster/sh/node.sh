@@ -65,7 +65,7 @@ relation() {
 
 # STEP [FACTS]: checks one step of a path, whose owner, group and mode are FACTS, by the rule of caffe_recipes/trust.py. `shared` is
 # open in a folder where anybody can create files, as in /tmp, and yes below it. `reads` is yes for what we only read or run;
-# otherwise we write there, and believe it later. `around` owns the folder of the step, and `last` is no on the way to another.
+# otherwise we write there, and believe it later. `around` owns the folder of the step, and `last` is `no` for a folder on the way.
 check_step() {
     facts=${2:-$(stat -c '%u %g 0x%f' -- "$1")} || refuse "$1 cannot be examined"
     owner=${facts%% *} mode=${facts##* } group=${facts#* } form=closed
