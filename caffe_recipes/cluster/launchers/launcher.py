@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -65,7 +66,7 @@ class RankExits:
         """Process the next line, without its rank label."""
 
 
-class Launcher:
+class Launcher(ABC):
     """A program that starts ranks, and all that differs between such programs.
 
     `hint` is what to do if it is not found. `version_option` prints its version, after another option only
@@ -87,9 +88,9 @@ class Launcher:
     not_started: ClassVar[str] = ""
     exits: ClassVar[type[RankExits]] = RankExits
 
+    @abstractmethod
     def words(self, launch: RankLaunch) -> tuple[str, ...]:
         """Return its argv up to the command of the ranks."""
-        raise NotImplementedError
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the variables with which it never prompts, and adds no host key, given its environment."""
@@ -107,7 +108,7 @@ class Launcher:
         """Return whether, inside a Slurm job, it lets Slurm start the ranks, given its environment."""
         return True
 
-    def check_path(self, path: str) -> None:
+    def check_path(self, path: str) -> None:  # noqa: B027 - most take any path
         """Raise ClusterError if it cannot be started from this path."""
 
     def find(self, path: str, modules: Sequence[str] = ()) -> str:
