@@ -191,6 +191,9 @@ class _Channel:
     def code(self) -> int:
         code = self.channel.recv_exit_status()
         if code < 0:  # no exit status was received
+            if self.channel.get_transport().is_active():
+                hint = "look there for what ends processes, such as a lack of memory"
+                raise HostFailed(self.host.name, "a signal ended the command", hint)
             raise self.host.connection_lost()
         return code
 

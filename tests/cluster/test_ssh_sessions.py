@@ -8,7 +8,8 @@ from unittest.mock import Mock
 import paramiko
 import pytest
 
-from caffe_recipes.cluster.ssh import _Channel, _open_session
+from caffe_recipes.cluster.ssh import SshHost, _Channel, _open_session
+from caffe_recipes.errors import HostFailed
 
 
 @pytest.mark.parametrize("error", [EOFError(), OSError("closed"), paramiko.SSHException("timed out")])
@@ -17,6 +18,19 @@ def test_a_session_is_closed_although_its_connection_is_lost(error: Exception) -
     session = _Channel(host, Mock(close=Mock(side_effect=error)), login)
     session.close()
     host.release.assert_called_once_with(login)
+
+
+@pytest.mark.parametrize(
+    ("is_active", "what"),
+    [(True, "node1: a signal ended the command; look"), (False, "node1: the connection was lost; check")],
+)
+def test_a_command_without_an_exit_status_was_killed_unless_its_connection_is_gone(
+    is_active: bool, what: str
+) -> None:
+    channel = Mock(recv_exit_status=lambda: -1)
+    channel.get_transport.return_value.is_active.return_value = is_active
+    with pytest.raises(HostFailed, match=what):
+        _Channel(SshHost("node1"), channel).code()
 
 
 def test_a_connection_lost_before_the_command_is_sent_is_not_waited_for_without_end() -> None:
