@@ -27,7 +27,7 @@ from caffe_recipes.wording import one_line
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of `caffe`, with its defaults, and three new ones: `new_layers`, `source` and `out`."""
+    """The flags of `caffe`, with its defaults, and our own: `new_layers`, `source`, `out` and `trace`."""
 
     solver: str = ""
     model: str = ""
@@ -44,6 +44,7 @@ class Flags:
     new_layers: str = ""
     source: str = ""
     out: str = ""
+    trace: str = ""
 
 
 def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
@@ -87,7 +88,15 @@ _GLOG_FLAGS = {"minloglevel": int, "stderrthreshold": int, "v": int, "log_dir": 
 _FLAG_TYPES = {field.name: type(field.default) for field in fields(Flags)} | _GLOG_FLAGS
 
 
-_PATH_FLAGS = ("solver", "model", "weights", "snapshot", "source", "out")  # "" is probably an unset variable
+_PATH_FLAGS = (
+    "solver",
+    "model",
+    "weights",
+    "snapshot",
+    "source",
+    "out",
+    "trace",
+)  # "" is probably an unset variable
 _INT32 = range(-(2**31), 2**31)  # the range of gflags' DEFINE_int32
 
 
@@ -111,12 +120,16 @@ usage:
   caffe-torch test -model FILE -weights FILE[,FILE] [-iterations N]
   caffe-torch predict -model FILE -weights FILE[,FILE] -out FILE.npz
                       [-source LMDB]
+  caffe-torch time -model FILE [-weights FILE[,FILE]] [-phase TRAIN|TEST]
+                   [-iterations N] [-trace FILE.json]
   caffe-torch device_query
   caffe-torch version
 
   -out FILE.npz          write the input of the last softmax (images x classes)
                          and the label of every image in the net's TEST LMDB
   -source LMDB           read this LMDB instead of the net's
+  -trace FILE.json       also write a trace of one pass, for Perfetto or
+                         chrome://tracing
   -new_layers A,B        initialize these layers from their fillers, even if
                          the weights have them; the weights must have all others
   -gpu N                 use this GPU; without -gpu, train uses solver_mode
@@ -133,6 +146,7 @@ examples:
   mpiexec.hydra -n 2 caffe-torch train -solver solver.prototxt
   caffe-torch train -solver solver.prototxt -snapshot a_iter_20.solverstate
   caffe-torch test -model net.prototxt -weights a_iter_40.caffemodel
+  caffe-torch time -model net.prototxt -iterations 10
 """
 
 
@@ -210,9 +224,9 @@ def _check_flags(command: str, flags: Flags) -> None:
     for name in ("weights", "new_layers"):
         if getattr(flags, name) and "" in getattr(flags, name).split(","):
             raise InputError("", f"-{name} {getattr(flags, name)} has an empty name", "write A,B")
-    for name in ("source", "out"):
-        if getattr(flags, name) and command != "predict":
-            raise InputError("", f"-{name} works only with predict", "leave it out")
+    for name, only in (("source", "predict"), ("out", "predict"), ("trace", "time")):
+        if getattr(flags, name) and command != only:
+            raise InputError("", f"-{name} works only with {only}", "leave it out")
     if flags.new_layers and not (command == "train" and flags.weights):
         raise InputError("", "-new_layers works only with train and -weights", "leave it out")
 
@@ -304,6 +318,22 @@ def _predict(flags: Flags, log: Log) -> None:
         commands.predict(net, flags.out, log)
 
 
+def _time(flags: Flags, log: Log) -> None:
+    if not flags.model:
+        raise InputError("time", "no model", "give -model FILE")
+    from caffe_recipes.engine import commands, timing  # import torch
+
+    device = commands.find_device(flags.gpu, "time", log)
+    stages, weights = flags.stage.split(","), _names(flags.weights)
+    if flags.trace:
+        commands.check_output_path(flags.trace)
+    net = timing.load_timed_net(flags.model, weights, flags.phase, flags.level, stages, log, device)
+    with closing(net):
+        timing.time_net(net, flags.iterations, device, log)
+        if flags.trace:
+            timing.trace_net(net, flags.trace, log)
+
+
 def _version(flags: Flags) -> int:
     print(f"caffe-torch {version('caffe-recipes')}")
     return 0
@@ -320,6 +350,7 @@ COMMANDS: dict[str, Callable[[Flags], int]] = {
     "train": _train,
     "test": partial(_on_rank_0, _test),
     "predict": partial(_on_rank_0, _predict),
+    "time": partial(_on_rank_0, _time),
     "device_query": _device_query,
     "version": _version,
 }
