@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from caffe_recipes.caffe.weights import load_solverstate, load_weights
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import LayerNode, RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
-from caffe_recipes.engine.ranks import Ranks
+from caffe_recipes.engine.ranks import Ranks, rank_and_size, rank_on_host
 from caffe_recipes.engine.settings import load_net, test_nets, train_net
 from caffe_recipes.engine.snapshot import check_complete, check_snapshot_folder, copy_history, copy_weights
 from caffe_recipes.engine.solver import SignalRequests, Solver, format_output
@@ -51,18 +52,22 @@ def find_device(
 ) -> str:
     """Return PyTorch's name of the device that the flag -gpu names, and log it at a `place`.
 
-    Without the flag, this is the device of the solver in the file `path`, or the CPU without a solver.
+    If it names several, the ranks of a host take one each. Without the flag, this is the device of the solver
+    in the file `path`, or the CPU without a solver; a GPU without a device_id is also that of the rank.
     Raises InputError, with what asked for a GPU, if PyTorch cannot use it.
     """
+    count = torch.cuda.device_count()
     if flag:
-        gpu, asked, hint = int(flag), f"-gpu {flag}", "leave -gpu out to use the CPU"
+        asked, hint = f"-gpu {flag}", "leave -gpu out to use the CPU"
+        gpu = _gpu_of_rank(range(count) if flag == "all" else [int(one) for one in flag.split(",")], asked)
     elif solver is not None and solver.solver_mode == solver.GPU:  # the default
         gpu, hint = solver.device_id, "write solver_mode: CPU"
         asked = f"{path}: solver_mode is GPU or missing"
+        if count and not solver.HasField("device_id"):
+            gpu = rank_on_host(os.environ) % count
     else:
         log.info(place, "Use CPU.")
         return "cpu"
-    count = torch.cuda.device_count()
     if not count:
         raise InputError("", f"{asked}, but PyTorch finds no GPU", hint)
     if not 0 <= gpu < count:
@@ -77,6 +82,15 @@ def find_device(
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # as in Caffe: float32
     torch.backends.cudnn.deterministic = True
     return f"cuda:{gpu}"
+
+
+def _gpu_of_rank(gpus: Sequence[int], asked: str) -> int:
+    """Return the GPU of this process, or 0 without one. Raises InputError with fewer processes than GPUs."""
+    _, size = rank_and_size(os.environ)
+    if len(gpus) > size:
+        what = f"{asked} means {len(gpus)} GPUs, but this is {describe_count(size, 'process', 'processes')}"
+        raise InputError("", what, "start one process for each GPU, with mpiexec.hydra or torchrun")
+    return gpus[rank_on_host(os.environ) % len(gpus)] if gpus else 0
 
 
 def list_gpus() -> list[str]:

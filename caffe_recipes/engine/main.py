@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -97,6 +98,7 @@ _PATH_FLAGS = (
     "out",
     "trace",
 )  # "" is probably an unset variable
+_GPUS = re.compile(r"[0-9]{1,3}(,[0-9]{1,3})*|all")
 _INT32 = range(-(2**31), 2**31)  # the range of gflags' DEFINE_int32
 
 
@@ -133,6 +135,7 @@ usage:
   -new_layers A,B        initialize these layers from their fillers, even if
                          the weights have them; the weights must have all others
   -gpu N                 use this GPU; without -gpu, train uses solver_mode
+  -gpu 0,1 | -gpu all    each rank of a host trains on one of these GPUs
   -level N, -stage A,B   set the net's state for include and exclude rules
   -sigint_effect, -sighup_effect
                          snapshot, stop or none (default: SIGINT stops, SIGHUP
@@ -144,6 +147,8 @@ usage:
 examples:
   caffe-torch train -solver solver.prototxt
   mpiexec.hydra -n 2 caffe-torch train -solver solver.prototxt
+  torchrun --standalone --nproc-per-node 2 --no-python \\
+      caffe-torch train -solver solver.prototxt -gpu all
   caffe-torch train -solver solver.prototxt -snapshot a_iter_20.solverstate
   caffe-torch test -model net.prototxt -weights a_iter_40.caffemodel
   caffe-torch time -model net.prototxt -iterations 10
@@ -214,9 +219,10 @@ def _check_flags(command: str, flags: Flags) -> None:
         if getattr(flags, name) not in SIGNAL_EFFECTS:
             what = f"-{name} '{getattr(flags, name)}' is unknown"
             raise InputError("", what, f"give {', '.join(SIGNAL_EFFECTS)}")
-    if flags.gpu and not (flags.gpu.isascii() and flags.gpu.isdigit() and len(flags.gpu) < 4):
-        hint = "give one device ID, such as 0, since each rank uses one GPU"
-        raise InputError("", f"-gpu {flags.gpu[:80]} is not a device ID", hint)
+    if flags.gpu and not _GPUS.fullmatch(flags.gpu):
+        raise InputError("", f"-gpu {flags.gpu[:80]} is not a device ID", "write 0, 0,1 or all")
+    if not flags.gpu.isdigit() and flags.gpu and command != "train":
+        raise InputError("", f"-gpu {flags.gpu} works only with train", "give one device ID, such as 0")
     if flags.iterations < 1:
         raise InputError("", f"-iterations is {flags.iterations}", "give 1 or more")
     if flags.weights and flags.snapshot:

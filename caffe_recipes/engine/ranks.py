@@ -1,8 +1,9 @@
-"""The ranks of a run under mpiexec, and their communication.
+"""The ranks of a run under mpiexec or torchrun, and their communication.
 
-hydra passes the rank of each process and their number in PMI_RANK and PMI_SIZE. MPI carries failures and the
-addresses of ranks; tensors go through torch.distributed's gloo, since torch's wheels have no MPI backend. MPI
-messages are bytes and JSON: mpi4py's lower-case calls would unpickle, and so execute, whatever arrives.
+A launcher passes the rank of each process and their number in environment variables. Failures and the
+addresses of ranks go by MPI or, under torchrun, through its store; tensors go through torch.distributed's
+gloo, since torch's wheels have no MPI backend. Messages are bytes and JSON: mpi4py's lower-case calls, and
+torch's for objects, would unpickle, and so execute, whatever arrives.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 
 class AgreedFailure(Exception):
@@ -32,13 +34,35 @@ class AgreedFailure(Exception):
         self.code, self.text = code, text
 
 
+# Of hydra, Intel MPI and `srun --mpi=pmi2`, and of Open MPI.
+_OF_MPI = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+_ON_HOST = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
 def rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
     """Return this process's rank and the number of ranks, from the launcher's environment variables.
 
     >>> rank_and_size({"PMI_RANK": "3", "PMI_SIZE": "8"}), rank_and_size({})
     ((3, 8), (0, 1))
     """
-    return int(environment.get("PMI_RANK", 0)), int(environment.get("PMI_SIZE", 1))
+    for rank, size in (*_OF_MPI, *([_OF_TORCHRUN[:2]] if _is_torchrun(environment) else [])):
+        if rank in environment and size in environment:
+            return int(environment[rank]), int(environment[size])
+    return 0, 1
+
+
+def rank_on_host(environment: Mapping[str, str]) -> int:
+    """Return this process's number among the ranks of its host, from the launcher's environment variables.
+
+    >>> rank_on_host({"MPI_LOCALRANKID": "1"}), rank_on_host({})
+    (1, 0)
+    """
+    return next((int(environment[name]) for name in _ON_HOST if name in environment), 0)
+
+
+def _is_torchrun(environment: Mapping[str, str]) -> bool:
+    return all(environment.get(name) for name in _OF_TORCHRUN)
 
 
 class Ranks:
@@ -78,24 +102,21 @@ class Ranks:
         """Abort the other ranks too, since they may be waiting for this one."""
 
 
-class MpiRanks(Ranks):
-    """The ranks of one mpiexec. Raises RunFailed if MPI sees a different number than the launcher started."""
+class JoinedRanks(Ranks):
+    """Several ranks, which gather texts in a way that a subclass implements, and tensors through gloo."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__()
-        from mpi4py import MPI  # calls MPI_Init, which a single process does not need
+    def gather(self, text: str) -> list[str]:
+        """Return the texts of all ranks, in rank order."""
+        raise NotImplementedError
 
-        self.rank, self.size = rank, size
-        self._world: Any = MPI.COMM_WORLD
-        if self._world.size != size:
-            what = f"MPI sees {describe_count(self._world.size, 'rank')}, but the launcher started {size}"
-            raise RunFailed("mpiexec", what, "use the mpiexec.hydra that was installed with mpi4py")
-        self.entropy = int(self._gather(str(self.entropy))[0])
+    def make_store(self) -> Store:
+        """Return the store through which gloo's ranks exchange their addresses."""
+        raise NotImplementedError
 
     def raise_if_any_failed(self, failure: CaffeRecipesError | None) -> None:
         """Raise AgreedFailure on all ranks if any rank has a failure, with that of the lowest rank."""
         mine = None if failure is None else [failure.exit_code, str(failure)]
-        code, text = next(filter(None, map(json.loads, self._gather(json.dumps(mine)))), (0, ""))
+        code, text = next(filter(None, map(json.loads, self.gather(json.dumps(mine)))), (0, ""))
         if code:
             raise AgreedFailure(code, text)
 
@@ -103,7 +124,7 @@ class MpiRanks(Ranks):
         """Connect to the other ranks through gloo."""
         from caffe_recipes.engine.rendezvous import join_gloo  # imports torch
 
-        join_gloo(self._world, self._gather)
+        join_gloo(self.make_store(), self.rank, self.size, self.gather)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Copy rank 0's values to every rank, in place."""
@@ -129,17 +150,22 @@ class MpiRanks(Ranks):
 
         return wait
 
-    def abort(self, code: int) -> None:
-        """Abort the other ranks too, after the launcher has read our error message."""
-        try:
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
-                    stream.flush()
-                    wait_until_read(stream.fileno())
-        finally:
-            self._world.Abort(code)
 
-    def _gather(self, text: str) -> list[str]:
+class MpiRanks(JoinedRanks):
+    """The ranks of one mpiexec. Raises RunFailed if MPI sees a different number than the launcher started."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        from mpi4py import MPI  # calls MPI_Init, which a single process does not need
+
+        self.rank, self.size = rank, size
+        self._world: Any = MPI.COMM_WORLD
+        if self._world.size != size:
+            what = f"MPI sees {describe_count(self._world.size, 'rank')}, but the launcher started {size}"
+            raise RunFailed("mpiexec", what, "use the mpiexec.hydra that was installed with mpi4py")
+        self.entropy = int(self.gather(str(self.entropy))[0])
+
+    def gather(self, text: str) -> list[str]:
         """Return the texts of all ranks, in rank order."""
         from mpi4py import MPI
 
@@ -151,8 +177,53 @@ class MpiRanks(Ranks):
         parts = zip(sizes, accumulate(sizes), strict=True)
         return [whole[end - size : end].decode() for size, end in parts]
 
+    def make_store(self) -> Store:
+        """Return a store over MPI, so that no port is opened for one."""
+        from caffe_recipes.engine.rendezvous import MpiStore  # imports torch
+
+        return MpiStore(self._world)
+
+    def abort(self, code: int) -> None:
+        """Abort the other ranks too, after the launcher has read our error message."""
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
+                    stream.flush()
+                    wait_until_read(stream.fileno())
+        finally:
+            self._world.Abort(code)
+
+
+class TorchRanks(JoinedRanks):
+    """The ranks of one torchrun, which meet in its store, and which it ends if one of them fails."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        from caffe_recipes.engine.rendezvous import find_store  # imports torch
+
+        self.rank, self.size = rank, size
+        self._store, self._gathered = find_store(rank, size), 0
+        self.entropy = int(self.gather(str(self.entropy))[0])
+
+    def gather(self, text: str) -> list[str]:
+        """Return the texts of all ranks, in rank order."""
+        name, self._gathered = f"gather-{self._gathered}", self._gathered + 1
+        try:
+            self._store.set(f"{name}-{self.rank}", text)
+            return [self._store.get(f"{name}-{rank}").decode() for rank in range(self.size)]
+        except RuntimeError as error:
+            what = f"lost torchrun's store: {str(error).partition(chr(10))[0]}"
+            raise RunFailed(f"rank {self.rank}", what) from None
+
+    def make_store(self) -> Store:
+        """Return torchrun's store."""
+        return self._store
+
 
 def join_ranks(environment: Mapping[str, str]) -> Ranks:
-    """Return the ranks of this mpiexec, or the single rank of a process without one."""
+    """Return the ranks of this mpiexec or torchrun, or the single rank of a process without one."""
     rank, size = rank_and_size(environment)
-    return MpiRanks(rank, size) if size > 1 else Ranks()
+    if size < 2:
+        return Ranks()
+    by_mpi = any(name in environment for name, _ in _OF_MPI)
+    return MpiRanks(rank, size) if by_mpi else TorchRanks(rank, size)

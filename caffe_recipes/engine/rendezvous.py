@@ -1,7 +1,7 @@
-"""Connect the ranks of one mpiexec through torch.distributed's gloo, on one network interface.
+"""Connect the ranks of a run through torch.distributed's gloo, on one network interface.
 
-torch's own stores listen on a port that any user of the node or network can connect to. Here, ranks exchange
-their addresses as MPI messages instead, so no additional port is open.
+torch's own stores listen on a port that any user of the node or network can connect to. Under mpiexec, ranks
+exchange their addresses as MPI messages instead, so no additional port is open. torchrun has opened its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store, init_process_group  # type: ignore[attr-defined]
+from torch.distributed import Store, init_process_group, rendezvous  # type: ignore[attr-defined]
 
 from caffe_recipes.errors import RunFailed
 
@@ -23,6 +23,7 @@ Gather = Callable[[str], list[str]]
 
 # A rank that receives nothing for this long fails, since mpiexec never notices a dead connection.
 _TIMEOUT = timedelta(minutes=30)
+_STORE_TIMEOUT = timedelta(minutes=5)  # of torchrun, which opens it before it starts the ranks
 _POLL_S = 0.001
 _SIOCGIFADDR = 0x8915  # the Linux ioctl for an interface's address
 
@@ -70,18 +71,26 @@ class MpiStore(Store):
             time.sleep(_POLL_S)
 
 
-def join_gloo(world: Any, gather: Gather) -> None:  # noqa: ANN401 - mpi4py has no types
-    """Connect to the other ranks of an MPI communicator through gloo, over the interface to rank 0.
+def find_store(rank: int, size: int) -> Store:
+    """Return torchrun's store, whose address is in the environment. Raises RunFailed."""
+    try:
+        store: Store = next(iter(rendezvous("env://", rank, size, timeout=_STORE_TIMEOUT)))[0]
+    except (RuntimeError, ValueError) as error:
+        what = f"cannot reach torchrun's store: {str(error).partition(chr(10))[0]}"
+        raise RunFailed("torchrun", what, "check MASTER_ADDR and MASTER_PORT") from None
+    return store
+
+
+def join_gloo(store: Store, rank: int, size: int, gather: Gather) -> None:
+    """Connect to the other ranks through gloo, over the interface to rank 0.
 
     `gather` returns the texts of all ranks. GLOO_SOCKET_IFNAME, if set, overrides the interface. Raises
     RunFailed.
     """
     here = socket.gethostname()
-    name = _find_interface(here, world.rank, gather)
+    name = _find_interface(here, rank, gather)
     try:
-        init_process_group(
-            "gloo", store=MpiStore(world), rank=world.rank, world_size=world.size, timeout=_TIMEOUT
-        )
+        init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, TimeoutError) as error:
         what = f"cannot reach the other ranks over {name}: {str(error).partition(chr(10))[0]}"
         hint = "name the interface that leads to them in GLOO_SOCKET_IFNAME"

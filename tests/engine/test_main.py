@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from google.protobuf import text_format
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.weights import check_weights, load_weights
+from caffe_recipes.engine.commands import find_device
+from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.main import COMMANDS, check_modules, parse_flags
 from caffe_recipes.engine.operators import OPERATORS
 from caffe_recipes.errors import InputError, escaped_error
@@ -94,8 +97,10 @@ def test_unknown_flags_are_named(words: tuple[str, ...], part: str) -> None:
         (("train", "-solver", "none.prototxt"), "none.prototxt"),
         (("train", "-solver", "lmdb"), "lmdb"),
         (("train", "-solver", "solver.prototxt", "-gpu", "99"), "-gpu 99, but "),
-        (("train", "-solver", "solver.prototxt", "-gpu", "0,1"), "-gpu 0,1 is not a device ID"),
-        (("train", "-solver", "solver.prototxt", "-gpu", "all"), "-gpu all is not a device ID"),
+        (("train", "-solver", "solver.prototxt", "-gpu", "0,x"), "-gpu 0,x is not a device ID"),
+        (("train", "-solver", "solver.prototxt", "-gpu", "0,1"), "2 GPUs, but this is 1 process; start one"),
+        (("train", "-solver", "solver.prototxt", "-gpu", "all"), "-gpu all, but PyTorch finds no GPU"),
+        (("test", "-model", "a", "-weights", "b", "-gpu", "all"), "-gpu all works only with train"),
         (("train", "-solver", "solver.prototxt", "-sigint_effect", "die"), "'die'"),
         (
             ("train", "-solver", "solver.prototxt", "-weights", "a", "-snapshot", "b"),
@@ -609,6 +614,29 @@ def test_a_gpu_that_cannot_be_used_is_one_line(
     change(case / "solver.prototxt", ("solver_mode: CPU", "device_id: 5"))
     code, log = run("train", "-solver", "solver.prototxt", *words)
     assert (code, message in only_line(log)) == (2, True), log
+
+
+@pytest.mark.parametrize(
+    ("flag", "device_id", "gpus"),
+    [
+        ("2", "", [2, 2]),
+        ("1,3", "", [1, 3]),
+        ("all", "", [0, 1]),
+        ("", "", [0, 1]),
+        ("", "device_id: 3", [3, 3]),
+    ],
+)
+def test_the_ranks_of_a_host_take_one_gpu_each(
+    monkeypatch: pytest.MonkeyPatch, flag: str, device_id: str, gpus: list[int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 if flag == "all" else 4)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: f"GPU {gpu}")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    solver = text_format.Parse(device_id, pb.SolverParameter())
+    for rank, gpu in enumerate(gpus):
+        monkeypatch.setenv("PMI_RANK", str(rank))
+        monkeypatch.setenv("MPI_LOCALRANKID", str(rank))
+        assert find_device(flag, "train", Log(enabled=False), solver) == f"cuda:{gpu}"
 
 
 def test_a_full_gpu_is_not_reported_as_a_bug() -> None:

@@ -67,6 +67,13 @@ def launch(program: str, ranks: int, **environment: str) -> subprocess.Completed
     return subprocess.run(argv, env=clean | environment, capture_output=True, text=True, timeout=120)
 
 
+def torchrun(case: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python"]
+    argv += [str(BIN / "caffe-torch"), *words]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "GLOO"))}
+    return subprocess.run(argv, cwd=case, env=clean, capture_output=True, text=True, timeout=240)
+
+
 def weights(path: Path) -> np.ndarray:
     net = pb.NetParameter.FromString(path.read_bytes())
     return np.concatenate([np.array(blob.data) for layer in net.layer for blob in layer.blobs])
@@ -95,6 +102,25 @@ def test_ranks_average_their_gradients_and_rank_0_logs_and_writes(
     assert losses_in(done.stderr) == pytest.approx(losses, abs=1e-5)
     assert done.stderr.count("Iteration 2, loss = ") == 1
     assert done.stderr.count("Optimization Done.") == 2  # the solver's and the tool's
+
+
+@pytest.mark.slow
+def test_torchrun_trains_the_same_weights_as_mpiexec(case: Path, mpiexec: Launch) -> None:
+    done = mpiexec(2, case, "train", "-solver", "solver.prototxt")
+    assert done.returncode == 0, done.stderr
+    by_mpi = (case / "run_iter_6.caffemodel").read_bytes()
+    done = torchrun(case, "train", "-solver", "solver.prototxt")
+    assert done.returncode == 0, done.stderr
+    assert (case / "run_iter_6.caffemodel").read_bytes() == by_mpi
+    assert done.stderr.count("Iteration 2, loss = ") == 1
+
+
+@pytest.mark.slow
+def test_a_failure_under_torchrun_is_reported_once(case: Path, change: Change) -> None:
+    change(case / "solver.prototxt", ('"fixed"', '"cosine"'))
+    done = torchrun(case, "train", "-solver", "solver.prototxt")
+    assert done.returncode != 0
+    assert len(own_lines(done.stderr)) == 1
 
 
 @pytest.mark.slow
