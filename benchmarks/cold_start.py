@@ -81,7 +81,7 @@ def best_of(cases: dict[str, tuple[str, ...]]) -> dict[str, float]:
 
 def time_first_launch() -> None:
     from caffe_recipes.recipe.source import load_recipe
-    from caffe_recipes.run.plan import find_trainer
+    from caffe_recipes.run.training_plan import find_trainer
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = find_trainer(load_recipe("digits-local"))

@@ -46,8 +46,8 @@ from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.scripts import Script
 from caffe_recipes.run.journal import load_journal
-from caffe_recipes.run.monitor.files import FilePiece, LocalFiles, ReadRequest
 from caffe_recipes.run.monitor.follow import ShownRun
+from caffe_recipes.run.monitor.run_files import FilePiece, LocalFiles, ReadRequest
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, load_submissions
 from caffe_recipes.tensorflow.records import read_records, write_records
 from tests.run.recorded_run import finished, launched

@@ -27,7 +27,7 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.events import Finish, RunState
-from caffe_recipes.run.plan import plan_steps
+from caffe_recipes.run.training_plan import plan_steps
 from tests.cli.command_line import call_main
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -188,7 +188,7 @@ FREE = {
         "cli/main.py:*",
         "render/own_code.py:*",
         "review/inspect/plots.py:require_matplotlib",
-        "run/monitor/files.py:_lives",
+        "run/monitor/run_files.py:_lives",
         "recipe/shipped.py:*",
         "render/scripts.py:*",
     },
@@ -198,12 +198,12 @@ FREE = {
         "render/tree.py:_read",
         "review/inspect/nets.py:_is_net",
         "review/lint/folders.py:_read_beginning",
-        "review/lint/recipes.py:*",
+        "review/lint/recipe_lint.py:*",
         "review/naming.py:_is_family_file",
         "review/naming.py:is_prototxt_file",
     },
     "its callers guard it": {
-        "run/monitor/files.py:_read",
+        "run/monitor/run_files.py:_read",
         "review/lint/inputs.py:_read",
     },
     "only numbers of it are shown": {

@@ -52,7 +52,7 @@ from caffe_recipes.render.prototxts import load_own_net
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.acceptance import accepts
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.recipes import check_recipe
+from caffe_recipes.review.lint.recipe_lint import check_recipe
 from caffe_recipes.tensorflow.run import HorovodRun
 from caffe_recipes.wording import describe_count
 

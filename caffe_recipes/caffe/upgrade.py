@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects.forks import find_fork_type
+from caffe_recipes.caffe.dialects.unsupported_names import find_fork_type
 from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.caffe.prototxt import NO_COMMENTS, Document, is_kind
 from caffe_recipes.caffe.text.comments import Comment, join_comments

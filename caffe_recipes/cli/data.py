@@ -23,7 +23,7 @@ from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError, hint_for
 from caffe_recipes.files.atomic_writes import check_replaceable, write_whole
 from caffe_recipes.limits import MOST_RECORD_FILES
-from caffe_recipes.review.columns import wrap_line
+from caffe_recipes.review.text_columns import wrap_line
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:  # slow to import

@@ -14,7 +14,7 @@ from caffe_recipes.cli.options import PATH_TEXT, examples
 from caffe_recipes.cli.streams import echo, echo_text, paint, terminal_width
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.profiles import load_profile, profile_text, shipped_profiles
-from caffe_recipes.review.columns import align_columns, wrap_line
+from caffe_recipes.review.text_columns import align_columns, wrap_line
 from caffe_recipes.run.preflight.doctor import COMMANDS_WITH_NEEDS, Machine, examine
 
 SHELLS = ("bash", "zsh", "fish")

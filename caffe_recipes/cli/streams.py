@@ -13,11 +13,11 @@ import click
 from caffe_recipes.caffe.dialects import load_dialects
 from caffe_recipes.cli.options import Whole
 from caffe_recipes.limits import PROTOTXT_BYTES
-from caffe_recipes.review.columns import keep_plain
+from caffe_recipes.review.text_columns import keep_plain
 from caffe_recipes.wording import LONGEST_LINE, escape_commands, one_line, printable
 
 if TYPE_CHECKING:
-    from caffe_recipes.review.columns import Paint
+    from caffe_recipes.review.text_columns import Paint
 
 STDIN = "<stdin>"
 

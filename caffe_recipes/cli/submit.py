@@ -20,7 +20,7 @@ from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import root_words
 from caffe_recipes.run.policy import OnFailure
-from caffe_recipes.run.submit.plan import SubmitOptions
+from caffe_recipes.run.submit.planned_jobs import SubmitOptions
 from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, submit_chain
 
 

@@ -17,8 +17,8 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 
+from caffe_recipes.engine.communication import AgreedFailure, Ranks, join_ranks, rank_and_size
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.ranks import AgreedFailure, Ranks, join_ranks, rank_and_size
 from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.engine.solver import SIGNAL_EFFECTS, SignalRequests
 from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error
@@ -271,13 +271,13 @@ def _run_training(flags: Flags, world: Ranks, requests: SignalRequests, log: Log
         if not flags.solver:
             raise InputError("train", "no solver", "give -solver FILE")
         param = load_solver(flags.solver, flags.level, flags.stage.split(","))
-        from caffe_recipes.engine import commands  # imports torch, which takes seconds
+        from caffe_recipes.engine import subcommands  # imports torch, which takes seconds
 
-        device = commands.find_device(flags.gpu, "caffe.cpp:285", log, param, flags.solver)
-        start = commands.StartPoint(_names(flags.weights), flags.snapshot, _names(flags.new_layers))
-        solver = commands.prepare(param, flags.solver, start, world, requests, log, device)
+        device = subcommands.find_device(flags.gpu, "caffe.cpp:285", log, param, flags.solver)
+        start = subcommands.StartPoint(_names(flags.weights), flags.snapshot, _names(flags.new_layers))
+        solver = subcommands.prepare(param, flags.solver, start, world, requests, log, device)
     try:
-        commands.run(solver, world, log)
+        subcommands.run(solver, world, log)
     finally:
         solver.close()
 
@@ -301,38 +301,38 @@ def _on_rank_0(work: Callable[[Flags, Log], None], flags: Flags) -> int:
 def _test(flags: Flags, log: Log) -> None:
     if not flags.model or not flags.weights:
         raise InputError("test", "no model or no weights", "give -model FILE -weights FILE")
-    from caffe_recipes.engine import commands  # imports torch
+    from caffe_recipes.engine import subcommands  # imports torch
 
-    device = commands.find_device(flags.gpu, "caffe.cpp:465", log)
+    device = subcommands.find_device(flags.gpu, "caffe.cpp:465", log)
     stages, weights = flags.stage.split(","), flags.weights.split(",")
-    net = commands.load_test_net(flags.model, weights, flags.level, stages, log, device)
+    net = subcommands.load_test_net(flags.model, weights, flags.level, stages, log, device)
     with closing(net):
-        commands.test(net, flags.iterations, log)
+        subcommands.test(net, flags.iterations, log)
 
 
 def _predict(flags: Flags, log: Log) -> None:
     if not flags.model or not flags.weights or not flags.out:
         hint = "give -model FILE -weights FILE -out FILE.npz"
         raise InputError("predict", "no model, no weights or no output", hint)
-    from caffe_recipes.engine import commands  # imports torch
+    from caffe_recipes.engine import subcommands  # imports torch
 
-    commands.check_output_path(flags.out)
-    device = commands.find_device(flags.gpu, "predict", log)
+    subcommands.check_output_path(flags.out)
+    device = subcommands.find_device(flags.gpu, "predict", log)
     stages, weights = flags.stage.split(","), flags.weights.split(",")
-    net = commands.load_test_net(flags.model, weights, flags.level, stages, log, device, flags.source)
+    net = subcommands.load_test_net(flags.model, weights, flags.level, stages, log, device, flags.source)
     with closing(net):
-        commands.predict(net, flags.out, log)
+        subcommands.predict(net, flags.out, log)
 
 
 def _time(flags: Flags, log: Log) -> None:
     if not flags.model:
         raise InputError("time", "no model", "give -model FILE")
-    from caffe_recipes.engine import commands, timing  # import torch
+    from caffe_recipes.engine import subcommands, timing  # import torch
 
-    device = commands.find_device(flags.gpu, "time", log)
+    device = subcommands.find_device(flags.gpu, "time", log)
     stages, weights = flags.stage.split(","), _names(flags.weights)
     if flags.trace:
-        commands.check_output_path(flags.trace)
+        subcommands.check_output_path(flags.trace)
     net = timing.load_timed_net(flags.model, weights, flags.phase, flags.level, stages, log, device)
     with closing(net):
         timing.time_net(net, flags.iterations, device, log)
@@ -346,9 +346,9 @@ def _version(flags: Flags) -> int:
 
 
 def _device_query(flags: Flags) -> int:
-    from caffe_recipes.engine import commands  # imports torch
+    from caffe_recipes.engine import subcommands  # imports torch
 
-    print("\n".join(commands.list_gpus()) or "no GPU that PyTorch can use")
+    print("\n".join(subcommands.list_gpus()) or "no GPU that PyTorch can use")
     return 0
 
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import float32, lr_at, stepped_lr, steps_at
 from caffe_recipes.caffe.text.writer import FLOAT_MAX
+from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import Output, RunnableNet
 from caffe_recipes.engine.operators.loss import Diverged
-from caffe_recipes.engine.ranks import Ranks
 from caffe_recipes.engine.snapshot import save_snapshot
 from caffe_recipes.engine.updates import ParamGroup, update
 from caffe_recipes.errors import CaffeRecipesError, RunFailed, WeightsError, escaped_error

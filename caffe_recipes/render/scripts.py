@@ -19,7 +19,7 @@ import jinja2
 from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
 from caffe_recipes.cluster.launchers.hydra import FABRIC_OPTIONS, STRICT_SSH
 from caffe_recipes.cluster.launchers.launcher import RankLaunch, mlsl_environment, thread_environment
-from caffe_recipes.cluster.slurm.commands import SBATCH_UNSET
+from caffe_recipes.cluster.slurm.calls import SBATCH_UNSET
 from caffe_recipes.cluster.slurm.jobs import render_limit
 from caffe_recipes.cluster.staging import How
 from caffe_recipes.limits import STOP_GRACE_S

@@ -140,7 +140,7 @@ class Caffe(Trainer):
         The first field that caffe-torch does not read, which is another Caffe's, is one too, and so is each
         data layer of a net that it does not read.
         """
-        from caffe_recipes.review.lint.recipes import find_errors  # `status` and `attach` do not need it
+        from caffe_recipes.review.lint.recipe_lint import find_errors  # `status` and `attach` do not need it
 
         first: dict[tuple[str, str], Finding] = {}
         for found in find_errors(self.recipe, phases, root, source):

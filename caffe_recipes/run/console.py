@@ -24,9 +24,9 @@ from rich.text import Text
 
 from caffe_recipes.recipe.model import AnyRecipe, Reported
 from caffe_recipes.run.events import Event, Finish, RunState
-from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
+from caffe_recipes.run.training_plan import plan_steps
 from caffe_recipes.units import describe_duration, write_clock
 from caffe_recipes.wording import escape_commands, one_line, printable
 

@@ -36,12 +36,12 @@ from caffe_recipes.run.events import Chosen, Event, Notice
 from caffe_recipes.run.folders import RUNS, check_root, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
-from caffe_recipes.run.plan import bind_ranks, find_trainer, plan_launch
 from caffe_recipes.run.policy import Policy, check_policy
 from caffe_recipes.run.process import StartTrainer, launch_trainer
 from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.trainer import RunPlan, Trainer
 from caffe_recipes.run.trainer_log import LogTail
+from caffe_recipes.run.training_plan import bind_ranks, find_trainer, plan_launch
 from caffe_recipes.trust import is_open, is_sticky, is_trusted
 from caffe_recipes.wording import describe_count
 

@@ -24,7 +24,7 @@ from caffe_recipes.run.context import Observer
 from caffe_recipes.run.events import Branched, Event, Launch, RunStarted, is_trained
 from caffe_recipes.run.folders import check_root, root_words, run_folders
 from caffe_recipes.run.journal import JOURNAL, load_journal
-from caffe_recipes.run.plan import plan_steps
+from caffe_recipes.run.training_plan import plan_steps
 
 # Gets a line of the run's output, and whether the line is about a failure.
 Relay = Callable[[str, bool], None]

@@ -28,14 +28,14 @@ from caffe_recipes.files.user_cache import cache_folder
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe, Reported
-from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.text_columns import align_columns
 from caffe_recipes.run.caffe import find_our_trainer, require_caffe
 from caffe_recipes.run.caffe_models import verify_weights
 from caffe_recipes.run.context import describe_access, search_path
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import load_digests
 from caffe_recipes.run.journal import JOURNAL, load_journal
-from caffe_recipes.run.monitor.files import LocalFiles, find_run, load_frozen
+from caffe_recipes.run.monitor.run_files import LocalFiles, find_run, load_frozen
 from caffe_recipes.run.process import own_environment
 from caffe_recipes.run.snapshots import digest_weights, verify_digest
 from caffe_recipes.wording import did_you_mean

@@ -20,8 +20,8 @@ from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import shipped_names
-from caffe_recipes.run.plan import find_step, find_trainer, plan_steps
 from caffe_recipes.run.trainer import Checkpoint, Training
+from caffe_recipes.run.training_plan import find_step, find_trainer, plan_steps
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, describe_names, join_names
 

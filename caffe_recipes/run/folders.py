@@ -25,7 +25,7 @@ from caffe_recipes.files.bounded_reads import read_within
 from caffe_recipes.recipe.model import AnyRecipe, validate_frozen
 from caffe_recipes.run.events import Created, RunState
 from caffe_recipes.run.journal import JOURNAL, Clock, Journal, empty_journal_error
-from caffe_recipes.run.plan import find_trainer, plan_files
+from caffe_recipes.run.training_plan import find_trainer, plan_files
 from caffe_recipes.wording import describe_names, shorten
 
 RUNS = "runs"

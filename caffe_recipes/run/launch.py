@@ -25,7 +25,6 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.files.disk_space import release, reserve
 from caffe_recipes.run.context import LaunchFailed, Run
 from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
-from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.prepare import check_hosts_read, ensure_weights
 from caffe_recipes.run.process import AHEAD_BYTES, TrainerProcess
 from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
@@ -45,6 +44,7 @@ from caffe_recipes.run.trainer_log import (
     losses_until,
     measure_step,
 )
+from caffe_recipes.run.training_plan import plan_steps
 
 # The file for the launcher's own output, and for any other line without a rank's label.
 LAUNCHER = "launcher.log"

@@ -149,7 +149,7 @@ def check_unread(recipes: Iterable[AnyRecipe], files: Mapping[str, str], root: P
 def _files_of_run(root: Path, name: str, recipes: Iterable[AnyRecipe]) -> set[str]:
     """Return the paths of the files that the active run of a recipe, or its run.sh, may read."""
     from caffe_recipes.run.folders import load_digests, run_folders  # slow to import, and seldom needed
-    from caffe_recipes.run.plan import plan_files
+    from caffe_recipes.run.training_plan import plan_files
 
     read: set[str] = set()
     for recipe in recipes:

@@ -14,7 +14,6 @@ from caffe_recipes.errors import HostFailed, InputError, RunFailed, WeightsError
 from caffe_recipes.render.tree import find_differences, write_files
 from caffe_recipes.run.context import LaunchFailed, Run
 from caffe_recipes.run.events import Built, Failed, Placed, Restored, Staged
-from caffe_recipes.run.plan import find_step
 from caffe_recipes.run.snapshots import (
     digest_weights,
     fetch_snapshot,
@@ -23,6 +22,7 @@ from caffe_recipes.run.snapshots import (
     verify_kept,
 )
 from caffe_recipes.run.staging import check_data, find_staging_env, refusal, stage_run
+from caffe_recipes.run.training_plan import find_step
 
 
 def prepare(run: Run) -> None:

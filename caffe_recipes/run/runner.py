@@ -61,7 +61,6 @@ from caffe_recipes.run.journal import (
 )
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.phase import evaluate, note_stop, train
-from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.preflight.checks import run_preflight
 from caffe_recipes.run.prepare import ensure_snapshot, prepare, stage_data
 from caffe_recipes.run.process import (
@@ -76,6 +75,7 @@ from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import check_over
 from caffe_recipes.run.snapshots import check_interval, delete_parts, verify_kept
 from caffe_recipes.run.trainer import RunPlan, Training
+from caffe_recipes.run.training_plan import plan_chain, plan_steps
 from caffe_recipes.wording import describe_count, describe_names
 
 

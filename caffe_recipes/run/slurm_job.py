@@ -11,14 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from caffe_recipes.cluster.slurm.commands import SchedulerAway
+from caffe_recipes.cluster.slurm.calls import SchedulerAway
 from caffe_recipes.cluster.slurm.this_job import JobStart
 from caffe_recipes.cluster.slurm.waiting import PATIENCE_S, AskJob, wait_for_end
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.events import Launch, RunState
 from caffe_recipes.run.folders import run_folders
-from caffe_recipes.run.plan import find_trainer
+from caffe_recipes.run.training_plan import find_trainer
 
 
 def started_before(launch: Launch, state: RunState) -> bool:

@@ -19,7 +19,7 @@ from caffe_recipes.cluster.launchers.launcher import RankLaunch
 from caffe_recipes.cluster.profiles import LauncherDefaults, Profile
 from caffe_recipes.cluster.staging import How
 from caffe_recipes.cluster.staging.file_sets import FileSet
-from caffe_recipes.cluster.staging.plan import CopyRates
+from caffe_recipes.cluster.staging.methods import CopyRates
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.cluster.staging.transfers import RELAY, ChainEnv
@@ -37,9 +37,9 @@ from caffe_recipes.run.context import (
     search_path,
 )
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.plan import find_trainer
 from caffe_recipes.run.preflight.nodes import ASK_S, ask_facts
 from caffe_recipes.run.process import describe_work
+from caffe_recipes.run.training_plan import find_trainer
 
 
 def stage_recipe(

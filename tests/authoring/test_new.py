@@ -18,7 +18,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, model_epochs
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.render.prototxts import build_solver
-from caffe_recipes.review.lint.recipes import lint_recipe
+from caffe_recipes.review.lint.recipe_lint import lint_recipe
 
 IMAGENET = 1_281_167
 NAMES = [None, *shipped_profiles()]

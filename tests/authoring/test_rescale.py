@@ -21,7 +21,7 @@ from caffe_recipes.recipe.source import load_recipe, parse_recipe
 from caffe_recipes.render.prototxts import build_solver
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.recipes import lint_recipe
+from caffe_recipes.review.lint.recipe_lint import lint_recipe
 from tests.shipped import OF_CAFFE, rates_of
 
 SHIPPED = Path(__file__).parents[2] / "caffe_recipes/recipes"

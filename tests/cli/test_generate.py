@@ -15,7 +15,7 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate_all
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.lock import RecipeLock
-from caffe_recipes.run.plan import plan_files
+from caffe_recipes.run.training_plan import plan_files
 
 FILES = generate_all([load_recipe("digits-local")])
 SOLVER = "prototxt/digits-local/solver_cyc1.prototxt"

@@ -23,7 +23,7 @@ from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.prototxts import build_net
 from caffe_recipes.render.tree import write_files
-from caffe_recipes.run.plan import plan_files
+from caffe_recipes.run.training_plan import plan_files
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.machines import cpuinfo, meminfo
 

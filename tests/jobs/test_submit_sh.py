@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from caffe_recipes.cluster.slurm.commands import SBATCH_UNSET
+from caffe_recipes.cluster.slurm.calls import SBATCH_UNSET
 from tests.jobs.job_play import Play
 
 NUMBERS = 'echo "Welcome to the cluster"; echo "$((100 + $(grep -c ^sbatch "$PLAY/calls")));north"'

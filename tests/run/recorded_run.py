@@ -12,7 +12,7 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.events import Launch, decode_event
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
-from caffe_recipes.run.plan import plan_files
+from caffe_recipes.run.training_plan import plan_files
 
 HERE = socket.gethostname()
 Event = tuple[str, dict[str, object]]

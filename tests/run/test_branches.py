@@ -18,7 +18,7 @@ from caffe_recipes.run.monitor.status import (
     status_details,
     summarize_status,
 )
-from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.training_plan import plan_chain
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place

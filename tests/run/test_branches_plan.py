@@ -14,7 +14,7 @@ from caffe_recipes.run.branches import BranchPlan, HostGroup, plan_branches
 from caffe_recipes.run.context import RunOptions, Setting, find_setting
 from caffe_recipes.run.events import Finish, Launch, RunState
 from caffe_recipes.run.journal import Journal
-from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.training_plan import plan_chain
 from tests.run.conftest import Place
 from tests.run.recorded_run import launch_of, launched
 from tests.run.several_hosts import connect

@@ -33,7 +33,7 @@ from caffe_recipes.run.ensemble import (
 )
 from caffe_recipes.run.events import Finish
 from caffe_recipes.run.folders import create_run
-from caffe_recipes.run.plan import plan_files
+from caffe_recipes.run.training_plan import plan_files
 from tests.extras import needs_engine
 
 pytestmark = needs_engine

@@ -21,7 +21,7 @@ from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.source import load_any_recipe, load_recipe, parse_recipe
 from caffe_recipes.recipe.translate import translate
 from caffe_recipes.run.folders import create_run, freeze_recipe, thaw_recipe
-from caffe_recipes.run.monitor.files import LocalFiles, load_frozen
+from caffe_recipes.run.monitor.run_files import LocalFiles, load_frozen
 from tests.cli.command_line import call_main
 from tests.run.conftest import RECIPE
 from tests.run.recorded_run import WHOLE, launched, started, write_run

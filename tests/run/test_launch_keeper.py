@@ -18,11 +18,11 @@ from caffe_recipes.run.context import Run, RunOptions, find_setting
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.launch import CheckpointKeeper
 from caffe_recipes.run.lock import RecipeLock
-from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import LogTail
+from caffe_recipes.run.training_plan import plan_chain
 from tests.stand_in.messages import render_model, render_state
 from tests.stand_in.training import shapes_of
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.slurm.commands import NoCommand, SchedulerAway
+from caffe_recipes.cluster.slurm.calls import NoCommand, SchedulerAway
 from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.cluster.slurm.this_job import JobStart
 from caffe_recipes.errors import ClusterError, InputError

@@ -18,12 +18,12 @@ from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import freeze_recipe, thaw_recipe
-from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.nodes import look_at_nodes
 from caffe_recipes.run.preflight.trials import check_ranks
 from caffe_recipes.run.tensorflow import ProgramLog, TensorFlow
 from caffe_recipes.run.trainer import Attempt, Checkpoint
 from caffe_recipes.run.trainer_log import LogTail, find_failure, images_per_s
+from caffe_recipes.run.training_plan import plan_chain
 from caffe_recipes.trust import VARIABLE, trusting
 
 DIGITS = TensorFlow(load_tensorflow_run("tf-digits-local"))

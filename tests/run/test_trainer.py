@@ -11,7 +11,7 @@ import pytest
 
 import caffe_recipes.run
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.plan import find_trainer
+from caffe_recipes.run.training_plan import find_trainer
 
 RUN = Path(caffe_recipes.run.__file__).parent
 OWN = {*RUN.glob("caffe*.py"), *RUN.glob("tensorflow*.py")}
@@ -24,8 +24,8 @@ RECORDS = {"tensorflow", "caffe_recipes.run.tensorflow_data", "caffe_recipes.ten
 KEYS = {"folders.py": {"tensorflow"}, "preflight/storage.py": RECORDS}
 # The interface has a type of the flags in it. One function chooses the trainer of a recipe.
 KEYS |= {"trainer.py": {"caffe_recipes.tensorflow.run"}}
-KEYS |= {"plan.py": {"TensorFlow", "TensorFlowRecipe", "caffe_recipes.run.tensorflow"}}
-CHOICES = {"plan.py": ["TensorFlowRecipe"]}
+KEYS |= {"training_plan.py": {"TensorFlow", "TensorFlowRecipe", "caffe_recipes.run.tensorflow"}}
+CHOICES = {"training_plan.py": ["TensorFlowRecipe"]}
 
 
 def words_of(tree: ast.AST) -> Iterator[str]:

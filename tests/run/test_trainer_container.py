@@ -12,7 +12,7 @@ from caffe_recipes.cluster.launchers.launcher import RankLaunch
 from caffe_recipes.cluster.profiles import Container, load_profile
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.plan import find_trainer
+from caffe_recipes.run.training_plan import find_trainer
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place

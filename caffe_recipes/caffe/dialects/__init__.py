@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from caffe_recipes.caffe.dialects.forks import TYPES
+from caffe_recipes.caffe.dialects.unsupported_names import TYPES
 from caffe_recipes.errors import InputError
 from caffe_recipes.wording import did_you_mean, find_slip
 

@@ -30,8 +30,8 @@ from caffe_recipes.caffe.dialects import (
     nearest_layer_type,
     solver_type_dialects,
 )
-from caffe_recipes.caffe.dialects.forks import TYPES, describe_fork
 from caffe_recipes.caffe.dialects.schema import rounds_down
+from caffe_recipes.caffe.dialects.unsupported_names import TYPES, describe_fork
 from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.caffe.text.writer import FIRST_FOREIGN
 from caffe_recipes.wording import did_you_mean, join_names, plural

@@ -22,8 +22,8 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import find_counterpart, find_dialect, names_of
 from caffe_recipes.caffe.dialects.check import BATCH_SIZE, TITLES, find_meaning_differences
-from caffe_recipes.caffe.dialects.forks import FIELDS
 from caffe_recipes.caffe.dialects.schema import describe_name, share_schema, to_any, to_ours
+from caffe_recipes.caffe.dialects.unsupported_names import FIELDS
 from caffe_recipes.caffe.joined_nets import JoinedDocument, join_documents
 from caffe_recipes.caffe.layer_types.normalization import has_own_scale
 from caffe_recipes.caffe.prototxt import LAYER, Document, is_kind

@@ -30,7 +30,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import Definition, field_dialects, load_dialects, names_of
-from caffe_recipes.caffe.dialects.forks import FIELDS
+from caffe_recipes.caffe.dialects.unsupported_names import FIELDS
 from caffe_recipes.caffe.prototxt import (
     KINDS,
     MOST_BYTES,

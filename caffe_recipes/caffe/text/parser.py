@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS, field_dialects, find_counterpart, load_dialects
-from caffe_recipes.caffe.dialects.forks import FIELDS, describe_fork
+from caffe_recipes.caffe.dialects.unsupported_names import FIELDS, describe_fork
 from caffe_recipes.caffe.text.comments import Comment, CommentCollector
 from caffe_recipes.caffe.text.tokens import TOKEN, line_column, parse_float, parse_int, parse_string
 from caffe_recipes.caffe.text.writer import FIRST_FOREIGN, FLOAT_MAX, fields_of, float_text, string_text

@@ -18,7 +18,7 @@ from caffe_recipes.cluster.slurm.answers import (
     parse_squeue,
     raise_unreadable,
 )
-from caffe_recipes.cluster.slurm.commands import (
+from caffe_recipes.cluster.slurm.calls import (
     NoCommand,
     SchedulerAway,
     ask,

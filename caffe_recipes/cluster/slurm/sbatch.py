@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import is_host_name
-from caffe_recipes.cluster.slurm.commands import (
+from caffe_recipes.cluster.slurm.calls import (
     ASK_S,
     SBATCH_ENVIRONMENT,
     NoCommand,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.commands import NoCommand, ask
+from caffe_recipes.cluster.slurm.calls import NoCommand, ask
 from caffe_recipes.cluster.slurm.jobs import list_hosts
 from caffe_recipes.cluster.slurm.sbatch import cancel_jobs
 from caffe_recipes.errors import ClusterError

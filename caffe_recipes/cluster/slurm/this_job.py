@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from caffe_recipes.cluster.hostfile import find_duplicate, parse_nodelist
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.commands import SchedulerAway, join_complaints, run_command
+from caffe_recipes.cluster.slurm.calls import SchedulerAway, join_complaints, run_command
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.wording import describe_count
 

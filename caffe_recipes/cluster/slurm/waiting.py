@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.commands import NoCommand, SchedulerAway
+from caffe_recipes.cluster.slurm.calls import NoCommand, SchedulerAway
 from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, find_jobs
 

@@ -34,7 +34,7 @@ from caffe_recipes.cluster.staging.file_sets import (
     survey_hosts,
     to_state,
 )
-from caffe_recipes.cluster.staging.plan import (
+from caffe_recipes.cluster.staging.methods import (
     CopyRates,
     StagingPlan,
     plan_staging,

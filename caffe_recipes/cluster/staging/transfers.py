@@ -35,7 +35,7 @@ from caffe_recipes.cluster.staging.file_sets import (
     part_name,
     survey_hosts,
 )
-from caffe_recipes.cluster.staging.plan import ChainOrder, StagingPlan, lacking_files, plan_chain
+from caffe_recipes.cluster.staging.methods import ChainOrder, StagingPlan, lacking_files, plan_chain
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.wording import describe_count
 

@@ -88,7 +88,7 @@ def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Compari
     """Return the comparison of the two sides. Raises InputError if two files cannot be compared."""
     old, new = sides
     if isinstance(old, RecipeSide) and isinstance(new, RecipeSide):
-        from caffe_recipes.review.diff.recipes import compare_recipes  # pydantic: not for files
+        from caffe_recipes.review.diff.recipe_diff import compare_recipes  # pydantic: not for files
 
         return compare_recipes(old, new, options.defaults)
     if isinstance(old, Tree) and isinstance(new, Tree):
@@ -105,7 +105,7 @@ def compare_files(old: TextFile, new: TextFile, options: DiffOptions) -> FileDif
     Raises PrototxtError or RecipeError if one cannot be read, InputError if they are of different kinds.
     """
     if old.path.endswith(RECIPE_SUFFIXES):
-        from caffe_recipes.review.diff.recipes import compare_recipe_files  # pydantic: not for prototxts
+        from caffe_recipes.review.diff.recipe_diff import compare_recipe_files  # pydantic: not for prototxts
 
         return compare_recipe_files(old, new)
     read = [read_document(file.data, file.label, options.max_bytes) for file in (old, new)]

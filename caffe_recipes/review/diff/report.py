@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.columns import Paint, align_columns, keep_plain
 from caffe_recipes.review.diff import sources
 from caffe_recipes.review.diff.changes import Comparison
 from caffe_recipes.review.diff.compare import compare_files
 from caffe_recipes.review.diff.sources import TextFile
+from caffe_recipes.review.text_columns import Paint, align_columns, keep_plain
 from caffe_recipes.wording import printable
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Literal
 
 from caffe_recipes.caffe.measurements import LOSS, RATE, LoggedRun, MeasuredLog, Measurement, is_accuracy
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.columns import csv_row
 from caffe_recipes.review.inspect.training_logs import load_measurements
+from caffe_recipes.review.text_columns import csv_row
 
 XAxis = Literal["iterations", "epochs", "hours"]
 X_AXES: tuple[XAxis, ...] = ("iterations", "epochs", "hours")

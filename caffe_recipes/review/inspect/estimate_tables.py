@@ -28,9 +28,9 @@ from caffe_recipes.recipe.pace import (
 )
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.columns import align_columns, join_blocks, wrap_line
 from caffe_recipes.review.inspect.show import describe_shape
 from caffe_recipes.review.inspect.sweep import FIRST_RANKS, explain_rises, group_lines
+from caffe_recipes.review.text_columns import align_columns, join_blocks, wrap_line
 from caffe_recipes.units import (
     HOURS,
     LONGER,

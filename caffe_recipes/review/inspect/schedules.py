@@ -22,10 +22,10 @@ from caffe_recipes.caffe.rates import POLICIES, lr_at
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.graph import images_before, images_per_iter, line_to
-from caffe_recipes.review.columns import csv_row
 from caffe_recipes.review.diff.compare import batch_of
 from caffe_recipes.review.diff.sources import read_if_exists
 from caffe_recipes.review.naming import require_named
+from caffe_recipes.review.text_columns import csv_row
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.chain import Link

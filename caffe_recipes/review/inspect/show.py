@@ -21,8 +21,8 @@ from caffe_recipes.recipe.graph import (
 )
 from caffe_recipes.recipe.paper_rules import REFERENCE_BATCH, REFERENCE_LR, scaled_lr
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.review.columns import align_columns, join_blocks, wrap_line
 from caffe_recipes.review.inspect.schedules import rate_before
+from caffe_recipes.review.text_columns import align_columns, join_blocks, wrap_line
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:

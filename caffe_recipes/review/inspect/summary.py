@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import layer_type_dialects, nearest_layer_type
-from caffe_recipes.caffe.dialects.forks import TYPES, describe_fork
+from caffe_recipes.caffe.dialects.unsupported_names import TYPES, describe_fork
 from caffe_recipes.caffe.layer_types import find_layer_type, type_of
 from caffe_recipes.caffe.prototxt import MOST_BYTES, is_kind
 from caffe_recipes.caffe.shapes import (
@@ -22,7 +22,6 @@ from caffe_recipes.caffe.shapes import (
     stats_images,
 )
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.columns import align_columns, csv_row, wrap_line
 from caffe_recipes.review.inspect.costs import count_layers, total
 from caffe_recipes.review.inspect.nets import (
     image_reader,
@@ -31,6 +30,7 @@ from caffe_recipes.review.inspect.nets import (
     with_batch,
     with_image,
 )
+from caffe_recipes.review.text_columns import align_columns, csv_row, wrap_line
 from caffe_recipes.units import describe_binary
 from caffe_recipes.wording import describe_count, shorten_middle
 

@@ -19,7 +19,7 @@ from caffe_recipes.caffe.measurements import (
 )
 from caffe_recipes.errors import InputError
 from caffe_recipes.files.bounded_reads import reading
-from caffe_recipes.review.columns import csv_row
+from caffe_recipes.review.text_columns import csv_row
 from caffe_recipes.tensorflow.logs import parse_evaluations, parse_step
 from caffe_recipes.units import describe_duration
 from caffe_recipes.wording import describe_count

@@ -6,8 +6,8 @@ import difflib
 from string import Formatter
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.lint.registry import load_rules
+from caffe_recipes.review.text_columns import align_columns
 
 _WIDTH = 100
 

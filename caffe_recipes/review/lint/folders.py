@@ -213,7 +213,7 @@ def lint(
         _refuse_options(options)
     found: list[Finding] = []
     for recipe in recipes:
-        from caffe_recipes.review.lint.recipes import lint_recipe  # pydantic is slow to import
+        from caffe_recipes.review.lint.recipe_lint import lint_recipe  # pydantic is slow to import
 
         found += lint_recipe(recipe, options.dialect, report)
     return _advise_recipes(found + _lint_paths(others, options, report))

@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from caffe_recipes.review.columns import align_columns, join_blocks, keep_plain, wrap_line
 from caffe_recipes.review.lint.findings import SEVERITIES, Finding, split_place
 from caffe_recipes.review.lint.registry import load_rules
+from caffe_recipes.review.text_columns import align_columns, join_blocks, keep_plain, wrap_line
 from caffe_recipes.wording import describe_count, printable, shorten
 
 if TYPE_CHECKING:
-    from caffe_recipes.review.columns import Paint
+    from caffe_recipes.review.text_columns import Paint
 
 
 # The colour of each severity.

@@ -19,8 +19,8 @@ from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.limits import JOB_GRACE_S
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import own_run_paths, run_entries
-from caffe_recipes.run.monitor.files import LocalFiles, Process
 from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
+from caffe_recipes.run.monitor.run_files import LocalFiles, Process
 from caffe_recipes.run.monitor.status import RunStatus, find_status
 from caffe_recipes.run.signals import CANCEL
 from caffe_recipes.run.submit.submissions import (

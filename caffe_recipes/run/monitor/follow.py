@@ -42,7 +42,8 @@ from caffe_recipes.run.events import (
 )
 from caffe_recipes.run.folders import RUNS, parse_run_name, sort_runs
 from caffe_recipes.run.journal import JOURNAL, read_events
-from caffe_recipes.run.monitor.files import (
+from caffe_recipes.run.monitor.leftovers import find_leftovers
+from caffe_recipes.run.monitor.run_files import (
     NO_PROCESS,
     FilePiece,
     HostFiles,
@@ -55,8 +56,6 @@ from caffe_recipes.run.monitor.files import (
     load_frozen,
     name_recipe,
 )
-from caffe_recipes.run.monitor.leftovers import find_leftovers
-from caffe_recipes.run.plan import find_trainer, plan_steps
 from caffe_recipes.run.submit.submissions import (
     Ask,
     SubmittedJob,
@@ -66,6 +65,7 @@ from caffe_recipes.run.submit.submissions import (
     slurm_for,
 )
 from caffe_recipes.run.trainer_log import Progress, measure_step
+from caffe_recipes.run.training_plan import find_trainer, plan_steps
 
 # At most this much is read from the end of a log; it holds several displays of 128 ranks.
 _MOST_BYTES = 2 << 20

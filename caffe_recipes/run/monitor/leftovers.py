@@ -18,7 +18,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.run.context import Connect
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.journal import JOURNAL
-from caffe_recipes.run.monitor.files import RunFiles
+from caffe_recipes.run.monitor.run_files import RunFiles
 from caffe_recipes.wording import describe_count, plural
 
 # A host that has not answered after this time may still have ranks.

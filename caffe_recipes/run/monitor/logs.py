@@ -13,16 +13,6 @@ from caffe_recipes.cluster.commands import Say
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.failures.signatures import FailureReader
 from caffe_recipes.run.folders import parse_run_name
-from caffe_recipes.run.monitor.files import (
-    HAS_JOURNAL,
-    NO_PROCESS,
-    Process,
-    ReadRequest,
-    RunFiles,
-    find_run,
-    load_frozen,
-    name_recipe,
-)
 from caffe_recipes.run.monitor.follow import (
     FOLLOW_ENV,
     LOCAL_POLL_S,
@@ -35,6 +25,16 @@ from caffe_recipes.run.monitor.follow import (
     StatusOptions,
     open_runs,
     wait_for_run,
+)
+from caffe_recipes.run.monitor.run_files import (
+    HAS_JOURNAL,
+    NO_PROCESS,
+    Process,
+    ReadRequest,
+    RunFiles,
+    find_run,
+    load_frozen,
+    name_recipe,
 )
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,

@@ -21,13 +21,6 @@ from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
 from caffe_recipes.run.folders import parse_run_name, sort_runs
 from caffe_recipes.run.journal import JOURNAL, empty_journal_error
-from caffe_recipes.run.monitor.files import (
-    HostFiles,
-    RunFiles,
-    find_run,
-    load_frozen,
-    name_recipe,
-)
 from caffe_recipes.run.monitor.follow import (
     FOLLOW_ENV,
     FollowEnv,
@@ -38,7 +31,13 @@ from caffe_recipes.run.monitor.follow import (
     open_runs,
 )
 from caffe_recipes.run.monitor.leftovers import Leftovers, find_leftovers
-from caffe_recipes.run.plan import find_step
+from caffe_recipes.run.monitor.run_files import (
+    HostFiles,
+    RunFiles,
+    find_run,
+    load_frozen,
+    name_recipe,
+)
 from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
@@ -52,6 +51,7 @@ from caffe_recipes.run.submit.submissions import (
     submitted_by_hand,
 )
 from caffe_recipes.run.trainer_log import Progress, next_display
+from caffe_recipes.run.training_plan import find_step
 from caffe_recipes.units import write_clock
 from caffe_recipes.wording import one_line, shorten
 

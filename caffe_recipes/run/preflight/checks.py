@@ -19,7 +19,6 @@ from caffe_recipes.run.context import Connect, RunOptions, Setting, find_setting
 from caffe_recipes.run.events import RunState, is_trained
 from caffe_recipes.run.folders import RUNS, check_resumable, next_folder, root_words, run_folders
 from caffe_recipes.run.journal import JOURNAL, load_journal
-from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import (
     check_clocks,
@@ -48,6 +47,7 @@ from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, chec
 from caffe_recipes.run.process import check_nothing_trains, describe_work, find_running
 from caffe_recipes.run.snapshots import check_interval
 from caffe_recipes.run.trainer import RunPlan
+from caffe_recipes.run.training_plan import plan_chain, plan_steps
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
     "hosts": check_hosts,

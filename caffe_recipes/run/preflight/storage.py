@@ -40,7 +40,6 @@ from caffe_recipes.run.context import Setting
 from caffe_recipes.run.events import describe_run_command
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
-from caffe_recipes.run.plan import find_step
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_folders
 from caffe_recipes.run.snapshots import verify_kept
@@ -52,6 +51,7 @@ from caffe_recipes.run.staging import (
     staging_hint,
 )
 from caffe_recipes.run.trainer import Training
+from caffe_recipes.run.training_plan import find_step
 from caffe_recipes.tensorflow.run import Records
 from caffe_recipes.trust import is_changed_by_group
 from caffe_recipes.units import describe_bytes, describe_duration

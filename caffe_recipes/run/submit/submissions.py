@@ -20,14 +20,14 @@ from typing import Any, Literal, cast
 from pydantic import TypeAdapter
 
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.commands import SchedulerAway
+from caffe_recipes.cluster.slurm.calls import SchedulerAway
 from caffe_recipes.cluster.slurm.jobs import Job, State, describe_state
 from caffe_recipes.cluster.slurm.queries import Slurm
 from caffe_recipes.errors import ClusterError, InputError, hint_for
 from caffe_recipes.limits import MOST_ASKED_JOBS
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.journal import Clock, JournalFile, fold_lines
-from caffe_recipes.run.monitor.files import HostFiles, LocalFiles, ReadRequest, RunFiles
+from caffe_recipes.run.monitor.run_files import HostFiles, LocalFiles, ReadRequest, RunFiles
 
 SUFFIX = ".submissions.jsonl"
 Outcome = Literal["submitting", "submitted", "refused", "cancelled"]

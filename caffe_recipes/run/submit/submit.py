@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from caffe_recipes.cluster.commands import Host, Say
-from caffe_recipes.cluster.slurm.commands import (
+from caffe_recipes.cluster.slurm.calls import (
     NoCommand,
     NotConfigured,
     SchedulerAway,
@@ -44,13 +44,12 @@ from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences, generate
-from caffe_recipes.review.columns import wrap_line
+from caffe_recipes.review.text_columns import wrap_line
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import check_root, describe_changes, own_paths
 from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
 from caffe_recipes.run.monitor.status import RunStatus, find_status
-from caffe_recipes.run.plan import find_trainer, plan_files, plan_steps
-from caffe_recipes.run.submit.plan import (
+from caffe_recipes.run.submit.planned_jobs import (
     JobStep,
     PlannedJobs,
     SubmitOptions,
@@ -71,6 +70,7 @@ from caffe_recipes.run.submit.submissions import (
     load_submissions,
     submissions_path,
 )
+from caffe_recipes.run.training_plan import find_trainer, plan_files, plan_steps
 from caffe_recipes.wording import describe_count
 
 

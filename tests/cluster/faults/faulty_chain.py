@@ -17,7 +17,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import write_files
-from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.training_plan import plan_chain
 from tests.cluster.harness.cluster import ROOT, Cluster
 
 RECIPE = """\

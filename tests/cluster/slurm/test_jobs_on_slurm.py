@@ -17,7 +17,7 @@ import pytest
 from caffe_recipes.cluster.launchers import LAUNCHERS
 from caffe_recipes.cluster.launchers.launcher import RankLaunch
 from caffe_recipes.cluster.slurm import sbatch as slurm_sbatch
-from caffe_recipes.cluster.slurm.commands import ASK_S, SchedulerAway, check_sbatch
+from caffe_recipes.cluster.slurm.calls import ASK_S, SchedulerAway, check_sbatch
 from caffe_recipes.cluster.slurm.jobs import Job, State, describe_state, failed_nodes
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions, find_jobs
 from caffe_recipes.cluster.slurm.sbatch import (

@@ -8,7 +8,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.slurm.answers import parse_scontrol_jobs
-from caffe_recipes.cluster.slurm.commands import NoCommand, SchedulerAway, check_sbatch
+from caffe_recipes.cluster.slurm.calls import NoCommand, SchedulerAway, check_sbatch
 from caffe_recipes.cluster.slurm.jobs import State
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions, find_jobs
 from caffe_recipes.errors import ClusterError, CommandTimedOut

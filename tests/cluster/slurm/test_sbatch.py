@@ -6,7 +6,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.slurm import sbatch as slurm_sbatch
-from caffe_recipes.cluster.slurm.commands import SchedulerAway
+from caffe_recipes.cluster.slurm.calls import SchedulerAway
 from caffe_recipes.cluster.slurm.sbatch import (
     Refused,
     Request,

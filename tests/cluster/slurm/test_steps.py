@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from caffe_recipes.cluster.commands import Completed
-from caffe_recipes.cluster.slurm.commands import SchedulerAway
+from caffe_recipes.cluster.slurm.calls import SchedulerAway
 from caffe_recipes.cluster.slurm.steps import (
     END_S,
     Step,

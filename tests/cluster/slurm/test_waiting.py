@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.cluster.slurm.commands import NoCommand, SchedulerAway
+from caffe_recipes.cluster.slurm.calls import NoCommand, SchedulerAway
 from caffe_recipes.cluster.slurm.waiting import wait_for_slurm
 
 STARTED = "Slurm has just started and is waiting for its nodes"

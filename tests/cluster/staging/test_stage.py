@@ -22,7 +22,7 @@ from caffe_recipes.cluster.staging.file_sets import (
     load_digest,
     staging_lock,
 )
-from caffe_recipes.cluster.staging.plan import plan_staging
+from caffe_recipes.cluster.staging.methods import plan_staging
 from caffe_recipes.cluster.staging.relay import STAMP, digest_of
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, clean, survey
 from caffe_recipes.cluster.staging.transfers import StagingJob, send_to_each

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
-from caffe_recipes.cluster.staging.plan import CopyRates
+from caffe_recipes.cluster.staging.methods import CopyRates
 from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.cluster.staging.stage import StagedHost
 from caffe_recipes.cluster.staging.transfers import ChainEnv

@@ -23,8 +23,8 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
-from caffe_recipes.run.monitor.files import FilePiece
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, ShownRun, attach
+from caffe_recipes.run.monitor.run_files import FilePiece
 from tests.cli.command_line import call_main
 from tests.run.recorded_run import EVALUATED, HERE, Event, finished, interrupted, launched, started
 from tests.stand_in_host import StandInHost, answer_call

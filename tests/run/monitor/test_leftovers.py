@@ -13,8 +13,8 @@ from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.errors import HostFailed
 from caffe_recipes.run.events import Launch, RunState
 from caffe_recipes.run.journal import JOURNAL
-from caffe_recipes.run.monitor.files import LocalFiles
 from caffe_recipes.run.monitor.leftovers import Leftovers, find_leftovers
+from caffe_recipes.run.monitor.run_files import LocalFiles
 from tests.stand_in_host import StandInHost, answer_call
 
 ID = "0123456789abcdef/{}-1"

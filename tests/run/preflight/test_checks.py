@@ -24,13 +24,13 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.preflight.nodes import look_at_nodes
 from caffe_recipes.run.preflight.storage import check_start
 from caffe_recipes.run.runner import run_chain
 from caffe_recipes.run.trainer import Checkpoint
+from caffe_recipes.run.training_plan import plan_chain
 from tests.cli.command_line import call_main
 from tests.stand_in_host import StandInHost
 

@@ -12,7 +12,6 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.journal import name_branch
-from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import (
     check_clocks,
@@ -23,6 +22,7 @@ from caffe_recipes.run.preflight.machine import (
     check_tmp,
 )
 from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, Processors, RankOwner
+from caffe_recipes.run.training_plan import plan_chain
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from caffe_recipes.errors import ClusterError, HostFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import Finish, RunState
-from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import check_spares
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
+from caffe_recipes.run.training_plan import plan_chain, plan_steps
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:

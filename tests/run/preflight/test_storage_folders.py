@@ -12,9 +12,9 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import write_files
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.nodes import NodeView
 from caffe_recipes.run.preflight.storage import check_folders, may_write
+from caffe_recipes.run.training_plan import plan_chain
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:

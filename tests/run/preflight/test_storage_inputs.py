@@ -20,13 +20,13 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.prototxts import build_net
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import Finish, RunState
-from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import check_spares
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
 from caffe_recipes.run.preflight.storage import check_means, check_start
 from caffe_recipes.run.snapshots import digest_weights
+from caffe_recipes.run.training_plan import plan_chain
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.caffe import trial_net, trial_solvers
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.plan import find_trainer, plan_chain
 from caffe_recipes.run.preflight.findings import Commands, HostProblem
 from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, Processors
 from caffe_recipes.run.preflight.trials import (
@@ -30,6 +29,7 @@ from caffe_recipes.run.preflight.trials import (
     try_trainer,
 )
 from caffe_recipes.run.trainer import Attempt
+from caffe_recipes.run.training_plan import find_trainer, plan_chain
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place

@@ -9,7 +9,7 @@ import pytest
 
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate, write_files
-from caffe_recipes.run.submit.plan import SubmitOptions
+from caffe_recipes.run.submit.planned_jobs import SubmitOptions
 from caffe_recipes.run.submit.submissions import Submission, Submissions, load_submissions, submissions_path
 from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, submit_chain
 from tests.run.conftest import RECIPE

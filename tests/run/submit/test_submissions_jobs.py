@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from caffe_recipes.cluster.slurm.commands import SchedulerAway
+from caffe_recipes.cluster.slurm.calls import SchedulerAway
 from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.run.submit.submissions import (

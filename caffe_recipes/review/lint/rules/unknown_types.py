@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS, layer_type_dialects, nearest_layer_type
-from caffe_recipes.caffe.dialects.forks import DEPTHWISE, TYPES, describe_fork
+from caffe_recipes.caffe.dialects.unsupported_names import DEPTHWISE, TYPES, describe_fork
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.findings import Fix

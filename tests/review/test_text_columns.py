@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.text_columns import align_columns
 
 
 def test_nothing_is_aligned_to_nothing() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from caffe_recipes.cluster.staging import How
 from caffe_recipes.cluster.staging.file_sets import FileSet, FoundFile, NodeState, SetFile, SourceFile
-from caffe_recipes.cluster.staging.plan import (
+from caffe_recipes.cluster.staging.methods import (
     ChainOrder,
     CopyRates,
     StagingPlan,

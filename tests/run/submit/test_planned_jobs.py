@@ -9,7 +9,7 @@ from caffe_recipes.cluster.slurm.sbatch import Request
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate, write_files
-from caffe_recipes.run.submit.plan import (
+from caffe_recipes.run.submit.planned_jobs import (
     PlannedJobs,
     SubmitOptions,
     build_request,

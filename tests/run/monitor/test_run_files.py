@@ -17,7 +17,7 @@ from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.folders import freeze_recipe
-from caffe_recipes.run.monitor.files import (
+from caffe_recipes.run.monitor.run_files import (
     FilePiece,
     HostFiles,
     LocalFiles,

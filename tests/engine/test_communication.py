@@ -26,7 +26,7 @@ RENDEZVOUS = """
 import json, os
 from pathlib import Path
 from mpi4py import MPI
-from caffe_recipes.engine.ranks import join_ranks
+from caffe_recipes.engine.communication import join_ranks
 
 def no_pickle(*_):
     raise AssertionError("pickled")
@@ -52,7 +52,7 @@ os.write(1, line.encode())  # at once: hydra mixes the ranks' pieces
 ABORT = """
 import os, sys
 from mpi4py import MPI
-from caffe_recipes.engine.ranks import join_ranks
+from caffe_recipes.engine.communication import join_ranks
 world = join_ranks(os.environ)
 if world.rank == 1:
     print("why: " + "x" * 3000, file=sys.stderr)

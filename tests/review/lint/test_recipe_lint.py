@@ -14,7 +14,7 @@ from caffe_recipes.render.tree import generate, write_files
 from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.folders import is_at_least, lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.recipes import find_errors
+from caffe_recipes.review.lint.recipe_lint import find_errors
 from tests.review.lint.conftest import LintRecipe
 from tests.shipped import OF_CAFFE
 

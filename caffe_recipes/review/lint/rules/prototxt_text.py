@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.dialects.forks import FIELDS
 from caffe_recipes.caffe.dialects.schema import (
     describe_name,
     foreign_values,
     is_known,
     outer_foreign,
 )
+from caffe_recipes.caffe.dialects.unsupported_names import FIELDS
 from caffe_recipes.caffe.text.parser import V1_TYPE
 from caffe_recipes.review.lint.findings import Fix
 from caffe_recipes.review.lint.registry import finding

@@ -9,7 +9,7 @@ import pytest
 
 from caffe_recipes.errors import InputError, WeightsError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.plan import plan_chain, plan_steps
+from caffe_recipes.run.training_plan import plan_chain, plan_steps
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place

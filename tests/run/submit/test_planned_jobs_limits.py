@@ -4,7 +4,7 @@ import pytest
 
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, parse_profile
 from caffe_recipes.errors import InputError
-from caffe_recipes.run.submit.plan import choose_partition
+from caffe_recipes.run.submit.planned_jobs import choose_partition
 
 
 def profile(partitions: str) -> Profile:

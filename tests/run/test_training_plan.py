@@ -8,7 +8,7 @@ from caffe_recipes.cluster.profiles import load_profile, parse_profile
 from caffe_recipes.recipe.model import Mlsl
 from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
 from caffe_recipes.run.context import find_profile
-from caffe_recipes.run.plan import bind_ranks, find_servers, plan_chain, plan_launch
+from caffe_recipes.run.training_plan import bind_ranks, find_servers, plan_chain, plan_launch
 from tests.shipped import OF_CAFFE
 
 PREFIX = "models/intel_optimized_models/multinode/resnet50_custom_lr"

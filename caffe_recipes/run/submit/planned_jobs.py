@@ -17,8 +17,8 @@ from pathlib import Path
 from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partition, find_partitions
 from caffe_recipes.cluster.slurm.jobs import describe_limit, render_limit
-from caffe_recipes.cluster.slurm.options import check_mail, check_options, pop_option
 from caffe_recipes.cluster.slurm.sbatch import Request
+from caffe_recipes.cluster.slurm.sbatch_options import check_mail, check_options, pop_option
 from caffe_recipes.cluster.staging import WAYS, How
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.config import write_key
@@ -34,9 +34,9 @@ from caffe_recipes.render.scripts import TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes
 from caffe_recipes.run.context import find_profile, search_path, submitted_environment
-from caffe_recipes.run.plan import find_trainer, plan_steps
 from caffe_recipes.run.staging import find_rates
 from caffe_recipes.run.submit.submissions import name_job
+from caffe_recipes.run.training_plan import find_trainer, plan_steps
 
 
 def check_spares(arguments: Sequence[str], spares: int) -> None:
