@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.data.build import build_lmdb, plan_build
-from caffe_recipes.data.images import Settings, load_list
+from caffe_recipes.data.images import ConversionSettings, load_list
 from caffe_recipes.data.manifest import manifest_path
 
 IMAGES, DIFFERENT, SIDE_PX = 8000, 100, 256  # so many that the start of workers is little
@@ -49,7 +49,7 @@ def write_images(folder: Path) -> Path:
     return folder / "list.txt"
 
 
-def plain_loop(listed: Path, out: Path, settings: Settings) -> None:
+def plain_loop(listed: Path, out: Path, settings: ConversionSettings) -> None:
     """Do what convert_imageset does, on one thread."""
     cv2.setNumThreads(1)
     with lmdb.open(os.fspath(out), map_size=1 << 31) as environment:
@@ -71,7 +71,7 @@ def plain_loop(listed: Path, out: Path, settings: Settings) -> None:
         writing.commit()
 
 
-def caffes_own(listed: Path, out: Path, settings: Settings) -> None:
+def caffes_own(listed: Path, out: Path, settings: ConversionSettings) -> None:
     sizes = [f"--resize_height={SIDE_PX}", f"--resize_width={SIDE_PX}"] if settings.resizes else []
     argv = ["convert_imageset", *sizes, "--encoded", f"{listed.parent}/", str(listed), str(out)]
     subprocess.run(argv, check=True, capture_output=True)
@@ -107,7 +107,7 @@ def cores_s() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def measure(listed: Path, folder: Path, settings: Settings, what: str) -> None:
+def measure(listed: Path, folder: Path, settings: ConversionSettings, what: str) -> None:
     plan = plan_build(load_list(listed), settings)
     loop = images_per_s(lambda out: plain_loop(listed, out, settings), folder)
     one = images_per_s(lambda out: build_lmdb(plan, out, workers=1), folder)
@@ -136,9 +136,9 @@ def main() -> None:
         cores = len(os.sched_getaffinity(0))
         load = os.getloadavg()[0]
         print(f"{IMAGES:,} JPEGs of 500x375, {size / 1000:.0f} kB each; {cores} cores, load {load:.1f}")
-        square = Settings(resize_height_px=SIDE_PX, resize_width_px=SIDE_PX)
+        square = ConversionSettings(resize_height_px=SIDE_PX, resize_width_px=SIDE_PX)
         measure(listed, folder, square, "resized to 256x256 and encoded")
-        measure(listed, folder, Settings(), "as they are")
+        measure(listed, folder, ConversionSettings(), "as they are")
 
 
 if __name__ == "__main__":

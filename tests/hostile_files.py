@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from caffe_recipes.authoring.adopt_files import Adopted, AdoptOptions, find_trainer
+from caffe_recipes.authoring.adopt_files import Adopted, AdoptOptions, find_trainer_path
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.caffe.dialects import OURS
@@ -46,7 +46,7 @@ from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.scripts import Script
 from caffe_recipes.run.journal import load_journal
-from caffe_recipes.run.monitor.follow import ShownRun
+from caffe_recipes.run.monitor.follow import FollowedRun
 from caffe_recipes.run.monitor.run_files import FilePiece, LocalFiles, ReadRequest
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, load_submissions
 from caffe_recipes.tensorflow.records import read_records, write_records
@@ -85,7 +85,7 @@ def _lint(files: dict[str, str], dialect: str = OURS) -> Attack:
 
 
 def _adopt_trainer(folder: Path) -> object:
-    return find_trainer(Adopted(folder, folder, (), (), {}, Script(), "x" * 1_000_000), AdoptOptions())
+    return find_trainer_path(Adopted(folder, folder, (), (), {}, Script(), "x" * 1_000_000), AdoptOptions())
 
 
 def _log(line: str, number: int = 20) -> Attack:
@@ -113,7 +113,9 @@ def _journal(number: int, *events: dict[str, object], is_watched: bool = True) -
         path = folder / "journal.jsonl"
         path.write_text(f"{first}\n" + "".join(lines.replace("{i}", str(i)) for i in range(number)))
         if is_watched:
-            ShownRun("x", str(folder), load_recipe("digits-local")).update([FilePiece(0, path.read_bytes())])
+            FollowedRun("x", str(folder), load_recipe("digits-local")).update(
+                [FilePiece(0, path.read_bytes())]
+            )
         return load_journal(path)
 
     return attack
@@ -176,18 +178,18 @@ def _png(width: int, height: int) -> bytes:
 def _decode_image(folder: Path) -> object:
     import cv2
 
-    from caffe_recipes.data.convert import decode
+    from caffe_recipes.data.convert import decode_image
 
     (folder / "x.png").write_bytes(_png(32_000, 32_000))
-    return decode((folder / "x.png").read_bytes(), cv2.IMREAD_COLOR).shape
+    return decode_image((folder / "x.png").read_bytes(), cv2.IMREAD_COLOR).shape
 
 
 def _train_on_image(folder: Path) -> object:
-    from caffe_recipes.engine.transform import decode
+    from caffe_recipes.engine.transform import decode_datum
 
     (folder / "x.png").write_bytes(_png(32_000, 32_000))
     datum = pb.Datum(data=(folder / "x.png").read_bytes(), encoded=True)
-    return decode(datum, pb.TransformationParameter(force_color=True)).shape
+    return decode_datum(datum, pb.TransformationParameter(force_color=True)).shape
 
 
 def _limited(text: str, attack: Attack) -> Attack:
@@ -249,17 +251,17 @@ def _scans(folder: Path) -> object:
     import cv2
     import numpy as np
 
-    from caffe_recipes.data.convert import decode
-    from caffe_recipes.engine.transform import decode as decode_record
+    from caffe_recipes.data.convert import decode_image
+    from caffe_recipes.engine.transform import decode_datum
 
     pixels = np.zeros((1500, 1000), np.uint8)
     data = bytes(cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1])
     last = data.rindex(b"\xff\xda")
     many = data[:last] + data[last:-2] * 20_000 + data[-2:]
     with contextlib.suppress(ValueError):  # a trainer refuses it, too
-        decode_record(pb.Datum(data=many, encoded=True), pb.TransformationParameter())
+        decode_datum(pb.Datum(data=many, encoded=True), pb.TransformationParameter())
         raise AssertionError("decoded")
-    return decode(many, cv2.IMREAD_COLOR)
+    return decode_image(many, cv2.IMREAD_COLOR)
 
 
 def _graph(folder: Path) -> object:
@@ -323,13 +325,13 @@ def _checked_records(name: str, manifest: str = "", example: Callable[[], bytes]
     """Check a folder of one TFRecord, with a manifest beside it."""
 
     def attack(folder: Path) -> object:
-        from caffe_recipes.data.tfrecords import check_records
+        from caffe_recipes.data.tfrecords import check_tfrecords
 
         (folder / "records").mkdir()
         write_records(folder / "records" / name, [example()])
         if manifest:
             (folder / "records.manifest.json").write_text(manifest)
-        return check_records(folder / "records")
+        return check_tfrecords(folder / "records")
 
     return attack
 

@@ -14,7 +14,7 @@ import pytest
 from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.cluster.launchers import LAUNCHERS
 from caffe_recipes.recipe.shipped import shipped_recipes
-from tests.house import House, read_house
+from tests.house import House, Module, defined_names, read_house
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "caffe_recipes"
@@ -128,8 +128,17 @@ def test_no_modules_import_each_other() -> None:
     assert house().circle == []
 
 
-def test_no_two_modules_define_a_class_of_one_name() -> None:
-    assert house().repeated_classes == []
+def test_no_two_modules_define_a_class_function_or_alias_of_one_name() -> None:
+    assert house().repeated_names == []
+
+
+def test_a_name_that_a_module_defines_is_seen() -> None:
+    text = "Shape = int\nHow: object = str\nMOST = 1\n_Own = int\nclass _Plan: ...\n"
+    functions = "def plan(): ...\ndef _own(): ...\ndef main(): ..."
+    names = {*defined_names(Module("caffe_recipes.run.one", text + functions, False))}
+    assert names == {"How", "Shape", "_Plan", "plan"}
+    registered = "@command\ndef plan(): ...\ndef plan_it(): ..."
+    assert [*defined_names(Module("caffe_recipes.cli.plan", registered, False))] == ["plan_it"]
 
 
 def test_no_function_has_over_45_lines_or_8_parameters() -> None:

@@ -17,14 +17,14 @@ from caffe_recipes.authoring.adopt_files import (
     Adopted,
     AdoptOptions,
     PhaseStart,
-    batch_of,
+    batch_per_rank_of,
     count_classes,
     data_values,
     find_cluster,
     find_images,
     find_other_data,
     find_sources,
-    find_trainer,
+    find_trainer_path,
     guess_nets,
     has_classifier,
     prototxt_net,
@@ -34,7 +34,7 @@ from caffe_recipes.authoring.adopt_files import (
 from caffe_recipes.authoring.adopt_sources import DROPPED
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.chain import Link, Net, Solver
+from caffe_recipes.caffe.chain import Link, NetDocument, SolverDocument
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.config import Location, YamlSource, validate
@@ -96,7 +96,7 @@ def _start_keys(start: PhaseStart, before: str, *, is_first: bool) -> dict[str, 
     return {} if is_first else {"weights": "none"}
 
 
-def _plain(solver: Solver, field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - as the field is
+def _plain(solver: SolverDocument, field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - as the field is
     if field.name == "test_iter":
         if len(value) > 1:
             what = f"test_iter: is given {len(value)} times, but a recipe has one test net"
@@ -110,7 +110,7 @@ def _plain(solver: Solver, field: FieldDescriptor, value: Any) -> Any:  # noqa: 
     return float(float_text(value)) if is_float else value
 
 
-def _check(solver: Solver, values: Mapping[str, Any]) -> None:
+def _check(solver: SolverDocument, values: Mapping[str, Any]) -> None:
     """Validate the keys of a phase; errors have the solver's file and line."""
     lines: dict[Location, int] = {(): 1}
     for key in values:
@@ -151,11 +151,11 @@ def adopt(
 
 
 def _values(
-    found: Adopted, first: Net, options: AdoptOptions, name: str | None
+    found: Adopted, first: NetDocument, options: AdoptOptions, name: str | None
 ) -> tuple[dict[str, Any], dict[Location, list[str]], list[str]]:
     """Return a recipe's values without its net, comments on where the values come from, and notes."""
     folder = found.folder.absolute().name
-    trainer, trainer_from = find_trainer(found, options)
+    trainer, trainer_from = find_trainer_path(found, options)
     other = find_other_data(found.nets.values())
     nets = {
         each: variant_values(net, is_data_kept=bool(other), is_tested=each not in found.untested)
@@ -163,7 +163,7 @@ def _values(
     }
     tested = [net for each, net in found.nets.items() if nets[each].get("test", True)]
     data, data_notes = _data_in_nets(found, options, other, tested) if other else _data(found, first, options)
-    cluster, cluster_notes = find_cluster(found, options, batch_of(first))
+    cluster, cluster_notes = find_cluster(found, options, batch_per_rank_of(first))
     prototxt_dir, dir_notes = _prototxt_dir(found)
     phases, notes = [], [*cluster_notes, *data_notes, *dir_notes]
     comments: dict[Location, list[str]] = {
@@ -211,7 +211,7 @@ def _given_options(options: AdoptOptions) -> dict[str, str]:
     return {"trainer": "--trainer"} | ({"cluster.batch_per_rank": given[0]} if given else {})
 
 
-def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, Any], list[str]]:
+def _data(found: Adopted, first: NetDocument, options: AdoptOptions) -> tuple[dict[str, Any], list[str]]:
     """Return the TRAIN data of the first net, and the TEST data of the first net that has any, with notes."""
     data = data_values(first)
     tested = next((test for net in found.nets.values() if (test := data_values(net)["test"])), None)
@@ -227,7 +227,7 @@ def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, 
 
 
 def _data_in_nets(
-    found: Adopted, options: AdoptOptions, other: str, tested: Sequence[Net]
+    found: Adopted, options: AdoptOptions, other: str, tested: Sequence[NetDocument]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of a recipe whose nets keep their data layers, since they read `other` data."""
     source, _ = find_sources(found.nets.values(), pb.TRAIN)
@@ -279,7 +279,7 @@ def _evaluation(found: Adopted, nets: Mapping[str, Any], data: Mapping[str, Any]
 def _with_net(
     values: Mapping[str, Any],
     found: Adopted,
-    first: Net,
+    first: NetDocument,
     classes: int,
     home: Path,
     options: Mapping[str, str],

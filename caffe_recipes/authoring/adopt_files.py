@@ -16,18 +16,26 @@ from typing import Any
 
 from caffe_recipes.authoring.adopt_sources import (
     as_recipe_solvers,
-    convert,
+    convert_with_notes,
     files_of,
-    find_dialect,
     find_unsupported,
-    load_net,
+    guess_dialect,
+    load_joined_net,
     load_solvers,
     phase_name,
     read_nets,
     with_phases,
 )
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
+from caffe_recipes.caffe.chain import (
+    Chain,
+    Link,
+    NetDocument,
+    SolverDocument,
+    plan_starts,
+    read_links,
+    split_weights,
+)
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.epoch_comments import find_epoch_size
 from caffe_recipes.caffe.layers import source_batch
@@ -69,7 +77,7 @@ class Adopted:
     folder: Path
     links: tuple[Link, ...]
     starts: tuple[PhaseStart, ...]
-    nets: Mapping[str, Net]
+    nets: Mapping[str, NetDocument]
     script: Script
     script_text: str = ""
     script_name: str = ""
@@ -88,9 +96,9 @@ def read_folder(
     that is not found, and for a start of a phase that a recipe cannot express.
     """
     foreign = load_solvers(target)
-    dialect, notes = find_dialect(foreign, caffe_root, given_dialect)
+    dialect, notes = guess_dialect(foreign, caffe_root, given_dialect)
     refused: dict[str, list[PrototxtError]] = {solver.path: [] for solver in foreign}
-    converted = [convert(solver, dialect, notes, refused[solver.path]) for solver in foreign]
+    converted = [convert_with_notes(solver, dialect, notes, refused[solver.path]) for solver in foreign]
     solvers, solver_notes = as_recipe_solvers(converted, dialect)
     notes += solver_notes
     folder = target if target.is_dir() else target.parent
@@ -104,10 +112,10 @@ def read_folder(
         unsupported += sorted(in_order, key=lambda each: not split_place(each.where)[1])  # no line: last
     if unsupported:
         raise join_errors(unsupported)
-    nets: dict[str, Net] = {}
+    nets: dict[str, NetDocument] = {}
     links = []
     for given in ordered:
-        solver, net, net_notes = load_net(given, caffe_root, dialect)
+        solver, net, net_notes = load_joined_net(given, caffe_root, dialect)
         notes += [note for note in net_notes if note not in notes]
         name = Path(net.path).stem
         files, others = files_of(net), files_of(nets.setdefault(name, net))
@@ -127,8 +135,8 @@ def read_folder(
 
 
 def _order(
-    folder: Path, solvers: Sequence[Solver], script: Script, *, is_given: bool
-) -> tuple[list[Solver], list[str]]:
+    folder: Path, solvers: Sequence[SolverDocument], script: Script, *, is_given: bool
+) -> tuple[list[SolverDocument], list[str]]:
     """Return the solvers in training order, and notes; raises InputError if they may be alternatives."""
     if len(solvers) == 1:
         return list(solvers), []
@@ -149,7 +157,7 @@ def _order(
     return ordered, notes
 
 
-def _link(solver: Solver, net: Net, script: Script) -> Link:
+def _link(solver: SolverDocument, net: NetDocument, script: Script) -> Link:
     own = getattr(solver.given, "weights", ())  # of BVLC's Caffe; a command's --weights overrides it
     if len(own) > 1:
         what = f"weights: is given {len(own)} times, but a phase starts from one file"
@@ -250,7 +258,7 @@ def _with_untested(found: Adopted) -> Adopted:
     )
 
 
-def find_other_data(nets: Iterable[Net]) -> str:
+def find_other_data(nets: Iterable[NetDocument]) -> str:
     """Return what the nets' data layers read if a recipe's cannot replace them, as in `ImageData`; else "".
 
     These are layers that read no LMDB, and two for the same phase.
@@ -271,7 +279,7 @@ def find_other_data(nets: Iterable[Net]) -> str:
     return ""
 
 
-def data_values(net: Net) -> dict[str, Any]:
+def data_values(net: NetDocument) -> dict[str, Any]:
     """Return the keys of `data` from a net's data layers, without the numbers of images.
 
     Raises InputError for a net without a Data layer for TRAIN.
@@ -295,7 +303,7 @@ def data_values(net: Net) -> dict[str, Any]:
     return values
 
 
-def describe_no_data(net: Net) -> str:
+def describe_no_data(net: NetDocument) -> str:
     """Return that a net has no data for TRAIN that adopt can use, and what it reads instead."""
     sources = [f"`input: {string_text(name)}`" for name in net.message.input]
     layers = select_layers(net.message, pb.TRAIN)
@@ -331,19 +339,19 @@ def _transform_values(layer: pb.LayerParameter) -> dict[str, Any]:
     return values
 
 
-def batch_of(net: Net) -> int:
+def batch_per_rank_of(net: NetDocument) -> int:
     """Return the batch size per rank; raises InputError if the net gives none."""
     if size := next(filter(None, map(source_batch, _sources(net, pb.TRAIN))), 0):
         return size
     raise InputError(net.path, describe_no_data(net), "add one that reads an LMDB")
 
 
-def _sources(net: Net, phase: int) -> list[pb.LayerParameter]:
+def _sources(net: NetDocument, phase: int) -> list[pb.LayerParameter]:
     """Return the layers of a phase that have no bottoms, among them its data layers."""
     return [layer for layer in select_layers(net.message, phase) if not layer.bottom]
 
 
-def find_sources(nets: Iterable[Net], phase: int) -> tuple[str, int]:
+def find_sources(nets: Iterable[NetDocument], phase: int) -> tuple[str, int]:
     """Return what the first data layer of a phase names as its source, or else "", and its batch size."""
     for net in nets:
         for layer in _sources(net, phase):
@@ -354,7 +362,7 @@ def find_sources(nets: Iterable[Net], phase: int) -> tuple[str, int]:
     return "", 1
 
 
-def variant_values(net: Net, *, is_data_kept: bool = False, is_tested: bool = True) -> dict[str, Any]:
+def variant_values(net: NetDocument, *, is_data_kept: bool = False, is_tested: bool = True) -> dict[str, Any]:
     """Return the keys of an entry of `nets`: the augmentation, and whether it has TEST data.
 
     If the net's data layers are kept, so is their augmentation; those of TRAIN are no TEST data of a net that
@@ -379,7 +387,7 @@ def variant_values(net: Net, *, is_data_kept: bool = False, is_tested: bool = Tr
     return values
 
 
-def guess_nets(net: Net, classes: int) -> Iterator[dict[str, Any]]:
+def guess_nets(net: NetDocument, classes: int) -> Iterator[dict[str, Any]]:
     """Yield the keys of `net` for every builder, with the given net's fillers and batch-norm fraction."""
     fillers = dict(_fillers(net.message))
     norms = [layer.batch_norm_param for layer in net.message.layer if layer.type == "BatchNorm"]
@@ -398,7 +406,7 @@ def guess_nets(net: Net, classes: int) -> Iterator[dict[str, Any]]:
             }
 
 
-def count_classes(net: Net) -> int:
+def count_classes(net: NetDocument) -> int:
     """Return the outputs of a net's last inner product, or else its last convolution; 0 if it has neither."""
     counts = {
         "InnerProduct": [one.inner_product_param.num_output for one in net.message.layer],
@@ -407,7 +415,7 @@ def count_classes(net: Net) -> int:
     return next((int(one) for kind in counts.values() for one in reversed(kind) if one), 0)
 
 
-def has_classifier(net: Net) -> bool:
+def has_classifier(net: NetDocument) -> bool:
     """Return whether a net has an inner product, whose outputs are then its classes."""
     return any(one.type == "InnerProduct" and one.inner_product_param.num_output for one in net.message.layer)
 
@@ -433,7 +441,7 @@ def _fields(filler: pb.FillerParameter) -> Iterator[tuple[str, Any]]:
         yield "variance_norm", pb.FillerParameter.VarianceNorm.Name(filler.variance_norm)
 
 
-def _data_layer(net: Net, phase: int) -> pb.LayerParameter | None:
+def _data_layer(net: NetDocument, phase: int) -> pb.LayerParameter | None:
     """Return the Data layer of a phase; one without `include` belongs to both phases."""
     for layer in net.message.layer:
         phases = {rule.phase for rule in layer.include if rule.HasField("phase")}
@@ -451,7 +459,7 @@ def _float(value: float) -> float:
     return float(float_text(value))
 
 
-def prototxt_net(net: Net, classes: int, folder: Path) -> dict[str, Any]:
+def prototxt_net(net: NetDocument, classes: int, folder: Path) -> dict[str, Any]:
     """Return the keys of `net` for one or two prototxts, with paths relative to the recipe's folder."""
     paths = (os.path.relpath(file, folder).replace(os.sep, "/") for file in files_of(net))
     name = net.message.name or Path(net.path).stem
@@ -484,7 +492,7 @@ class AdoptOptions:
     dialect: str | None = None
 
 
-def find_trainer(found: Adopted, options: AdoptOptions) -> tuple[str, str]:
+def find_trainer_path(found: Adopted, options: AdoptOptions) -> tuple[str, str]:
     """Return the trainer, and a note on where it comes from."""
     if options.trainer is not None:
         return options.trainer, "as given"

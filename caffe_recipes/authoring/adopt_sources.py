@@ -18,7 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from caffe_recipes.authoring.recipe_yaml import clean_name
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.chain import Net, Solver, phase_name_from_path
+from caffe_recipes.caffe.chain import NetDocument, SolverDocument, phase_name_from_path
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.dialects.convert import convert_document, convert_nets
 from caffe_recipes.caffe.dialects.schema import load_lenient
@@ -49,7 +49,7 @@ def phase_name(path: str | Path) -> str:
     return _NO_PHASE.get(name) or clean_name(name) or "main"
 
 
-def load_solvers(target: Path) -> list[Solver]:
+def load_solvers(target: Path) -> list[SolverDocument]:
     """Return the solvers of a folder, or a single one, of any Caffe; raises InputError if there is none."""
     is_yaml = target.suffix in RECIPE_SUFFIXES and target.is_file()
     if is_yaml or (not target.exists() and str(target) in shipped_recipes()):
@@ -80,7 +80,7 @@ def load_solvers(target: Path) -> list[Solver]:
     return solvers
 
 
-def find_dialect(
+def guess_dialect(
     solvers: Sequence[Document[Any]], caffe_root: Path | None, given: str | None
 ) -> tuple[str, list[str]]:
     """Return the dialect of the files: the given one, else by their fields, with a note on it."""
@@ -99,7 +99,7 @@ def find_dialect(
     return (found[0], [found[1]]) if found else (OURS, [])
 
 
-def convert(
+def convert_with_notes(
     document: Document[Any], dialect: str, notes: list[str], refused: list[PrototxtError]
 ) -> Document[Any]:
     """Return a document in our schema, and add notes on what changes, and errors on what it cannot hold."""
@@ -108,7 +108,9 @@ def convert(
     return converted
 
 
-def as_recipe_solvers(solvers: Sequence[Solver], dialect: str) -> tuple[list[Solver], list[str]]:
+def as_recipe_solvers(
+    solvers: Sequence[SolverDocument], dialect: str
+) -> tuple[list[SolverDocument], list[str]]:
     """Return solvers of equal meaning that a recipe can express, and notes on what changes.
 
     A net that is named for training and for tests is named once; an old `solver_type` becomes `type`; fields
@@ -141,7 +143,7 @@ def as_recipe_solvers(solvers: Sequence[Solver], dialect: str) -> tuple[list[Sol
     return found, notes
 
 
-def find_unsupported(solver: Solver) -> Iterator[InputError]:
+def find_unsupported(solver: SolverDocument) -> Iterator[InputError]:
     """Yield an error for each field that recipes do not have, and for those that every phase needs."""
     named = [field for field, _ in solver.message.ListFields()]
     known = {*SolverSettings.model_fields, "snapshot_prefix", *DROPPED, *_NET_FIELDS}
@@ -166,7 +168,9 @@ DROPPED = {
 _SOLVER_KEYS = {*SolverSettings.model_fields, "net", "train_net", "snapshot_prefix"}
 
 
-def load_net(solver: Solver, caffe_root: Path | None, dialect: str) -> tuple[Solver, Net, list[str]]:
+def load_joined_net(
+    solver: SolverDocument, caffe_root: Path | None, dialect: str
+) -> tuple[SolverDocument, NetDocument, list[str]]:
     """Return a solver that names one net, that net, and notes.
 
     The nets of train_net and test_net are joined; the solver then names a file that need not exist, next to
@@ -201,7 +205,7 @@ def load_net(solver: Solver, caffe_root: Path | None, dialect: str) -> tuple[Sol
     return replace(solver, message=named), net, notes
 
 
-def with_phases(net: Net, notes: list[str], *, is_tested: bool) -> Net:
+def with_phases(net: NetDocument, notes: list[str], *, is_tested: bool) -> NetDocument:
     """Return a net whose Data layers without a rule get an include of TRAIN, and a copy for TEST if needed.
 
     A recipe has data for each phase.
@@ -232,12 +236,12 @@ _INLINE_NETS = ("net_param", "train_net_param", "test_net_param")
 _NET_FIELDS = (*_INLINE_NETS, "net", "train_net", "test_net")  # `load_net` refuses some of them
 
 
-def files_of(net: Net) -> tuple[str, ...]:
+def files_of(net: NetDocument) -> tuple[str, ...]:
     """Return the one or two files that a net was read from."""
     return tuple(one.path for one in net.nets) if isinstance(net, JoinedDocument) else (net.path,)
 
 
-def _find_file(solver: Solver, field: str, caffe_root: Path | None) -> Path:
+def _find_file(solver: SolverDocument, field: str, caffe_root: Path | None) -> Path:
     """Return the file of a net that a field of a solver names; raises InputError if it is not found."""
     place = find_net(solver, field, caffe_root, "")
     if place.file is None:
@@ -250,7 +254,7 @@ def _find_file(solver: Solver, field: str, caffe_root: Path | None) -> Path:
 
 def read_nets(
     files: Sequence[Path], folder: Path, caffe_root: Path | None, dialect: str, notes: list[str]
-) -> Net:
+) -> NetDocument:
     """Return the net of one file, or of two that are joined, as `convert_nets` does; raises InputError.
 
     `folder` is that of the solvers.

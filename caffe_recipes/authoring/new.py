@@ -153,7 +153,7 @@ _MOST_OF_ONE_NODE = paper_rules.REFERENCE_BATCH  # images per rank, up to which 
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageKeys:
     """The transformation of a recipe's images: keys shared, for TRAIN, for TEST, and the augmentation.
 
     `why` is the comment that says where it comes from.
@@ -166,7 +166,7 @@ class Images:
     why: str
 
 
-PUBLISHED = Images(
+PUBLISHED = ImageKeys(
     {"crop_size": 224, "mirror": True, "mean_value": [104, 117, 123], "scale": 0.0078125},
     {},
     {"shorter_side_px": 256},
@@ -208,7 +208,7 @@ class RecipeRequest:
     name: str | None = None
     profile: Profile | None = None
     net: Mapping[str, Any] = field(default_factory=builder_net)
-    transform: Images = PUBLISHED
+    transform: ImageKeys = PUBLISHED
     trainer: str | None = None
     size_bytes: int | None = None
     notes: tuple[str, ...] = ()

@@ -13,12 +13,12 @@ from caffe_recipes.authoring.new import (
     DEFAULT_CLASSES,
     PAPERS_DEPTH,
     PUBLISHED,
-    Images,
+    ImageKeys,
     RecipeRequest,
     builder_net,
 )
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.chain import Net
+from caffe_recipes.caffe.chain import NetDocument
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import load_document
 from caffe_recipes.cluster.profiles import Profile
@@ -180,7 +180,9 @@ def _check_labels(lmdb: str, facts: LmdbFacts | None, classes: int) -> None:
         raise InputError("--classes", what, f"give --classes {needed}, or another LMDB")
 
 
-def _unused_outputs(lmdb: str, train: LmdbFacts | None, own: Net | None, classes: int) -> Iterator[str]:
+def _unused_outputs(
+    lmdb: str, train: LmdbFacts | None, own: NetDocument | None, classes: int
+) -> Iterator[str]:
     """Yield a warning if a net has more outputs than the training data has classes."""
     if train and 0 < train.classes < classes:
         labels = describe_count(train.classes, "class", "classes")
@@ -193,12 +195,12 @@ def _sockets(profile: Profile | None) -> int:
     return (profile.node.sockets if profile else None) or 1
 
 
-def _load_prototxt(name: str | None, home: Path) -> Net | None:
+def _load_prototxt(name: str | None, home: Path) -> NetDocument | None:
     """Return the net of a .prototxt; None for a builder, and for a function, which is not run here."""
     if not name or name in BUILDERS:
         return None
     if name.endswith(".prototxt"):
-        net: Net = load_document(name, pb.NetParameter)
+        net: NetDocument = load_document(name, pb.NetParameter)
         if net.message.layers:
             what = "has layers in the old format"
             raise InputError(net.path, what, "run `caffe-recipes upgrade` on it first")
@@ -213,7 +215,9 @@ def _load_prototxt(name: str | None, home: Path) -> Net | None:
     return None
 
 
-def _net_values(asked: NewOptions, own: Net | None, train: LmdbFacts | None, home: Path) -> dict[str, Any]:
+def _net_values(
+    asked: NewOptions, own: NetDocument | None, train: LmdbFacts | None, home: Path
+) -> dict[str, Any]:
     """Return the keys of `net`; the classes of a prototxt are the outputs of its last layer."""
     classes = asked.classes or (count_classes(own) if own else 0) or (train.classes if train else 0)
     if own:
@@ -230,7 +234,9 @@ def _net_values(asked: NewOptions, own: Net | None, train: LmdbFacts | None, hom
     return {"name": name.rpartition(":")[2], "classes": classes, "function": name}
 
 
-def _prototxt_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | None, lmdb: str) -> Images:
+def _prototxt_transform(
+    own: NetDocument, data: Mapping[str, Any], train: LmdbFacts | None, lmdb: str
+) -> ImageKeys:
     """Return the transformation of a prototxt's data layers; raises InputError for too small images."""
     keys = set(Transformation.model_fields)
     parts = {part: {key: data[part][key] for key in data[part] if key in keys} for part in ("train", "test")}
@@ -246,10 +252,10 @@ def _prototxt_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | No
     why = "The transformation is taken from the net's file."
     if lmdb != data["train"]["lmdb"] and "mean_file" in {**shared, **parts["train"], **parts["test"]}:
         why += " Its mean_file is of other images: write the mean_value of yours, which `data check` prints."
-    return Images(shared, parts["train"], parts["test"], augmented, why)
+    return ImageKeys(shared, parts["train"], parts["test"], augmented, why)
 
 
-def _default_transform(lmdb: str, train: LmdbFacts | None) -> Images:
+def _default_transform(lmdb: str, train: LmdbFacts | None) -> ImageKeys:
     """Return the published transformation, or for other images one with the same ratio of crop to image."""
     shape = train.shape if train else None
     side = min(shape[1:]) if shape else 256
@@ -264,6 +270,6 @@ def _default_transform(lmdb: str, train: LmdbFacts | None) -> Images:
     why = f"The crop is 7/8 of the {side} pixels of the first image in {lmdb}, as 224 is of 256."
     why += f" {whose}: {own_mean}" if mean else ""
     if train.is_encoded:
-        return Images(shared, {}, {"shorter_side_px": side}, dict(PUBLISHED.augmented), why)
+        return ImageKeys(shared, {}, {"shorter_side_px": side}, dict(PUBLISHED.augmented), why)
     raw = "Raw images are not resized: this Caffe resizes them incorrectly."
-    return Images(shared, {}, {}, {}, f"{why} {raw}")
+    return ImageKeys(shared, {}, {}, {}, f"{why} {raw}")

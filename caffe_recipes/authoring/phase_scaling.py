@@ -1,7 +1,8 @@
 """Scale a recipe's phases to another batch size and number of epochs, and make their rates continuous.
 
 Rates are continuous if the last update of each phase has the rate of the first update of the next one.
-`smooth` splits off warm-ups as separate phases, and ends each decay at the first rate of the next phase.
+`make_continuous` splits off warm-ups as separate phases, and ends each decay at the first rate of the next
+phase.
 
 In this Caffe the iterations of a warm-up count as iterations of the policy, and a decay never reaches the
 rate that it has at `max_iter`: the last update is one iteration before.
@@ -23,7 +24,7 @@ from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.recipe.paper_rules import decay_horizon, six_digits
 from caffe_recipes.tensorflow.run import HorovodRun
 
-Settings = dict[str, Any]
+SolverFields = dict[str, Any]
 
 _FIELDS = ("base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "max_iter", "lr_iter",
            "warmup_iter", "warmup_start_lr")  # fmt: skip
@@ -50,7 +51,7 @@ def last_rate(settings: Mapping[str, Any], iteration: int | None = None) -> floa
     return six_digits(lr_at(solver_of(settings), (iteration or settings["max_iter"]) - 1))
 
 
-def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> list[Settings]:
+def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> list[SolverFields]:
     """Return the phases with continuous rates; `before` has the index of the phase that each starts from.
 
     A phase that only warms up reaches its peak with its last update. A decay ends at the first rate of the
@@ -61,7 +62,7 @@ def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> l
     for phase, index in zip(phases, before, strict=True):
         if index is not None:
             following.setdefault(index, first_rate(phase))
-    joined: list[Settings] = []
+    joined: list[SolverFields] = []
     for number, phase in enumerate(phases):
         settings = dict(phase)
         index = before[number]
@@ -74,12 +75,12 @@ def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> l
     return joined
 
 
-def start_at(settings: Settings, rate: float) -> None:
+def start_at(settings: SolverFields, rate: float) -> None:
     """Change a phase's keys so that its first update has the given rate."""
     settings["warmup_start_lr" if settings.get("warmup_iter") else "base_lr"] = rate
 
 
-def _reach_peak(settings: Settings) -> None:
+def _reach_peak(settings: SolverFields) -> None:
     """Make a phase that only warms up reach its peak with its last update."""
     if settings.get("warmup_iter") != settings["max_iter"]:
         return
@@ -88,7 +89,7 @@ def _reach_peak(settings: Settings) -> None:
         del settings["warmup_iter"], settings["warmup_start_lr"]
 
 
-def _end_at(settings: Settings, rate: float) -> None:
+def _end_at(settings: SolverFields, rate: float) -> None:
     """Make a decay reach a rate with its last update, if it can."""
     steps = settings["max_iter"] - 1
     if settings["lr_policy"] not in _DECAYING or settings.get("warmup_iter") or steps < 1:
@@ -142,7 +143,7 @@ def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
     old, images = recipe.cluster.global_batch, recipe.data.train.images
     by_batch, by_rule = old / batch, paper_rules.warmup_epochs(batch) / paper_rules.warmup_epochs(old)
     rate = paper_rules.peak_lr(batch) / paper_rules.peak_lr(old)
-    warmup = warmup_epochs(recipe)
+    warmup = first_warmup_epochs(recipe)
     if warmup:
         by_rule = max(by_rule, min(paper_rules.WARMUP_EPOCHS / warmup, 1.0))
     whole = model_epochs(recipe)
@@ -186,7 +187,7 @@ def _whole(run: HorovodRun, images: int) -> float:
     return float(round(number)) if abs(number - round(number)) < _SAME * number else number
 
 
-def warmup_epochs(recipe: Recipe) -> float:
+def first_warmup_epochs(recipe: Recipe) -> float:
     """Return the epochs of the warm-up that a recipe starts with, 0 without one."""
     first = recipe.phases[0]
     if recipe.starts_from(first) is not None:
@@ -199,13 +200,13 @@ def is_all_warmup(phase: Phase) -> bool:
     return phase.warmup_iter is not None and phase.warmup_iter >= phase.last_iter - 1
 
 
-def scale_phases(recipe: Recipe, scale: Scale) -> list[Settings]:
+def scale_phases(recipe: Recipe, scale: Scale) -> list[SolverFields]:
     """Return the keys of a recipe's phases, scaled; the rate jumps only where the source's does.
 
     Raises InputError for a phase that becomes shorter than its warm-up, and for more iterations than Caffe
     can count.
     """
-    result: list[Settings] = []
+    result: list[SolverFields] = []
     for phase in recipe.phases:
         settings = _scale_phase(recipe, phase, scale)
         start = recipe.starts_from(phase)
@@ -218,7 +219,7 @@ def scale_phases(recipe: Recipe, scale: Scale) -> list[Settings]:
     return result
 
 
-def _keep_join(start: Phase, phase: Phase, before: Settings, settings: Settings) -> None:
+def _keep_join(start: Phase, phase: Phase, before: SolverFields, settings: SolverFields) -> None:
     """Start a phase at the last rate of the previous one, if only the source's rates are continuous there."""
     old, own = start.model_dump(exclude_none=True), phase.model_dump(exclude_none=True)
     if "plateau" in (start.lr_policy, phase.lr_policy):
@@ -235,7 +236,7 @@ def last_iter(settings: Mapping[str, Any]) -> int:
     return int(settings.get("stop_iter") or settings["max_iter"])
 
 
-def _scale_phase(recipe: Recipe, phase: Phase, scale: Scale) -> Settings:
+def _scale_phase(recipe: Recipe, phase: Phase, scale: Scale) -> SolverFields:
     settings = phase.model_dump(exclude_defaults=True, exclude_none=True, exclude=_DROPPED)
     is_first = recipe.starts_from(phase) is None
     is_ramp = is_all_warmup(phase)
@@ -264,7 +265,9 @@ def _scale_phase(recipe: Recipe, phase: Phase, scale: Scale) -> Settings:
     return settings
 
 
-def _scale_warmup(phase: Phase, settings: Settings, scale: Scale, *, is_first: bool, is_ramp: bool) -> None:
+def _scale_warmup(
+    phase: Phase, settings: SolverFields, scale: Scale, *, is_first: bool, is_ramp: bool
+) -> None:
     assert phase.warmup_iter is not None
     start = phase.warmup_start_lr or 0.0
     if is_first and settings["base_lr"] <= start:  # nothing to rise to
@@ -282,7 +285,7 @@ def _scale_warmup(phase: Phase, settings: Settings, scale: Scale, *, is_first: b
         del settings["warmup_iter"], settings["warmup_start_lr"]
 
 
-def _check_warmup(phase: Phase, settings: Settings, scale: Scale) -> None:
+def _check_warmup(phase: Phase, settings: SolverFields, scale: Scale) -> None:
     """Raise InputError if a warm-up lasts until the phase ends, or until its rate first steps down."""
     assert phase.warmup_iter is not None
     warmup, old, new = settings["warmup_iter"], _first_step(phase.model_dump()), _first_step(settings)
@@ -305,7 +308,7 @@ def _first_step(settings: Mapping[str, Any]) -> int | None:
     return steps.get(settings["lr_policy"])
 
 
-def _scale_gamma(settings: Settings, times: float) -> None:
+def _scale_gamma(settings: SolverFields, times: float) -> None:
     """Scale gamma so that the rate falls by the same factor over the new number of iterations."""
     if settings["lr_policy"] == "exp":
         settings["gamma"] **= 1 / times
@@ -313,7 +316,7 @@ def _scale_gamma(settings: Settings, times: float) -> None:
         settings["gamma"] /= times
 
 
-def _snapshot_iter(start: Phase, before: Settings, iteration: int, scale: Scale) -> int:
+def _snapshot_iter(start: Phase, before: SolverFields, iteration: int, scale: Scale) -> int:
     if iteration == start.last_iter:
         return last_iter(before)
     times = before["snapshot"] / start.snapshot if start.snapshot else scale.rest
@@ -338,7 +341,7 @@ def _checked(phase: Phase, iterations: int) -> int:
     return iterations
 
 
-def smooth(phases: Sequence[Settings]) -> list[Settings]:
+def make_continuous(phases: Sequence[SolverFields]) -> list[SolverFields]:
     """Return the phases with rates that are continuous between phases and at the end of a warm-up.
 
     A phase ends at the iteration from which later phases start. Raises InputError if they start from several
@@ -348,7 +351,7 @@ def smooth(phases: Sequence[Settings]) -> list[Settings]:
     if unknown is not None:
         what = f"the rate of phase '{unknown}' depends on the loss"
         raise InputError("--smooth", what, "run without --smooth")
-    split: list[Settings] = []
+    split: list[SolverFields] = []
     before: list[int | None] = []
     ends: dict[str, int] = {}
     for index, phase in enumerate(phases):
@@ -363,7 +366,7 @@ def smooth(phases: Sequence[Settings]) -> list[Settings]:
     return join(split, before)
 
 
-def _branch_iteration(phases: Sequence[Settings], index: int) -> int | None:
+def _branch_iteration(phases: Sequence[SolverFields], index: int) -> int | None:
     """Return the iteration from which later phases start; None for the phase's last one."""
     own = phases[index]
     last = last_iter(own)
@@ -377,7 +380,7 @@ def _branch_iteration(phases: Sequence[Settings], index: int) -> int | None:
     return left.pop() if left else None
 
 
-def _cut(settings: Settings, branch_iter: int | None) -> Settings:
+def _cut(settings: SolverFields, branch_iter: int | None) -> SolverFields:
     """Return a phase cut where later phases start from it or where it is stopped, at the same rates."""
     end = min(branch_iter or last_iter(settings), last_iter(settings))
     if end == settings["max_iter"]:
@@ -388,7 +391,7 @@ def _cut(settings: Settings, branch_iter: int | None) -> Settings:
     return result | {"max_iter": end}
 
 
-def _split_warmup(settings: Settings) -> list[Settings]:
+def _split_warmup(settings: SolverFields) -> list[SolverFields]:
     """Split a phase whose rate drops at the end of its warm-up into the warm-up and the rest."""
     warmup = settings.get("warmup_iter", 0)
     if settings["lr_policy"] not in _DECAYING or not 0 < warmup < settings["max_iter"]:
@@ -409,5 +412,5 @@ def _split_warmup(settings: Settings) -> list[Settings]:
     return [rise, rest]
 
 
-def _without(settings: Mapping[str, Any], keys: Sequence[str]) -> Settings:
+def _without(settings: Mapping[str, Any], keys: Sequence[str]) -> SolverFields:
     return {key: value for key, value in settings.items() if key not in keys}

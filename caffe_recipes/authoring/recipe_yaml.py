@@ -247,7 +247,7 @@ def _in_order(phase: Mapping[str, Any]) -> dict[str, Any]:
     return first | {key: value for key, value in phase.items() if key not in first}
 
 
-def check_output(path: Path) -> None:
+def check_recipe_path(path: Path) -> None:
     """Raise InputError for a file that is not named like a recipe, or that already exists."""
     if not path.name.endswith(RECIPE_SUFFIXES):
         raise InputError(path, "is not a recipe file name", "use the suffix .yaml")
@@ -282,7 +282,7 @@ def choose_name(name: str | None, path: Path | None) -> str | None:
 
 def write_new(path: Path, text: str) -> None:
     """Write a recipe's YAML to a new file, atomically; raises InputError."""
-    check_output(path)
+    check_recipe_path(path)
     write_file(path, text.encode())
 
 

@@ -23,13 +23,13 @@ from caffe_recipes.authoring.cluster_shape import (
 )
 from caffe_recipes.authoring.new import no_warmup
 from caffe_recipes.authoring.phase_scaling import (
-    Settings,
+    SolverFields,
     find_scale,
+    first_warmup_epochs,
     is_all_warmup,
     last_iter,
+    make_continuous,
     scale_phases,
-    smooth,
-    warmup_epochs,
 )
 from caffe_recipes.authoring.recipe_yaml import (
     NewRecipe,
@@ -61,7 +61,7 @@ _SAME_RATE = 0.001  # relative; rates are written with six digits
 _ROUNDED = 0.01  # relative; a smaller change of the epochs by rounding is not reported
 
 
-def describe_changes(source: Recipe, made: Recipe, epochs: float) -> Iterator[str]:
+def describe_rescaling(source: Recipe, made: Recipe, epochs: float) -> Iterator[str]:
     """Yield notes on what changed, and on departures from the rules; `epochs` are the requested ones."""
     changes = [*_machine(source, made), *_schedule(source, made)]
     if changes:
@@ -91,7 +91,7 @@ def _machine(source: Recipe, made: Recipe) -> Iterator[str]:
 
 def _schedule(source: Recipe, made: Recipe) -> Iterator[str]:
     epochs, rates = (model_epochs(source), model_epochs(made)), (_highest(source), _highest(made))
-    warmup = warmup_epochs(source), warmup_epochs(made)
+    warmup = first_warmup_epochs(source), first_warmup_epochs(made)
     if abs(epochs[0] - epochs[1]) >= 0.01:
         yield f"epochs {epochs[0]:.2f} -> {epochs[1]:.2f}"
     if rates[0] != rates[1]:
@@ -103,8 +103,8 @@ def _schedule(source: Recipe, made: Recipe) -> Iterator[str]:
 def _departures_from_rules(source: Recipe, made: Recipe) -> Iterator[str]:
     """Yield notes where the warm-up or the peak rate is not what the rules give for the new batch size."""
     old, new = source.cluster.global_batch, made.cluster.global_batch
-    warmup, rule = warmup_epochs(made), paper_rules.warmup_epochs(new)
-    if warmup_epochs(source) and not warmup:
+    warmup, rule = first_warmup_epochs(made), paper_rules.warmup_epochs(new)
+    if first_warmup_epochs(source) and not warmup:
         yield no_warmup(source.phases[0].warmup_start_lr or 0.0)
     elif not warmup and _highest(made) > max(_highest(source), paper_rules.WARMUP_START_LR):
         what = f"no warm-up to {_highest(made):g}, since {source.name} has none"
@@ -142,7 +142,7 @@ def _rounding(source: Recipe, made: Recipe, epochs: float) -> Iterator[str]:
 
 
 def _is_warmup_kept(source: Recipe, made: Recipe) -> bool:
-    return abs(warmup_epochs(source) - warmup_epochs(made)) < _SAME_EPOCHS
+    return abs(first_warmup_epochs(source) - first_warmup_epochs(made)) < _SAME_EPOCHS
 
 
 def _highest(recipe: Recipe) -> float:
@@ -271,7 +271,7 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
     name = change.name or "-".join([recipe.name, *_changed(change)])
     phases = scale_phases(recipe, find_scale(recipe, batch, change.epochs))
     if change.smooth:
-        phases = smooth(phases)
+        phases = make_continuous(phases)
     _check_changed(recipe, change, cluster, phases)
     values = _values(recipe, name, cluster, phases, home)
     draft = make_recipe(values, name, home)
@@ -280,7 +280,7 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
     _check_paths(recipe, draft)
     accept = _accept(recipe, draft)
     made = make_recipe(values | {"title": title, **({"accept": accept} if accept else {})}, name, home)
-    notes = tuple(describe_changes(recipe, made, change.epochs or model_epochs(recipe)))
+    notes = tuple(describe_rescaling(recipe, made, change.epochs or model_epochs(recipe)))
     known = find_warnings(batch, model_epochs(made), made.data.train.images)
     warnings = (*known, *find_rule_breaks(recipe, made), *_warn_of_norms(made))
     was_reported = recipe.reported or any(phase.reported for phase in recipe.phases)
@@ -324,7 +324,7 @@ def _resize_cluster(recipe: Recipe, change: RescaleTarget) -> dict[str, Any]:
 
 
 def _check_changed(
-    recipe: Recipe, change: RescaleTarget, cluster: Mapping[str, Any], phases: Sequence[Settings]
+    recipe: Recipe, change: RescaleTarget, cluster: Mapping[str, Any], phases: Sequence[SolverFields]
 ) -> None:
     """Raise InputError if the recipe already is as requested, with epochs compared as printed."""
     own, batch, epochs = recipe.cluster.model_dump(), recipe.cluster.global_batch, model_epochs(recipe)
@@ -363,7 +363,7 @@ def _changed(change: RescaleTarget) -> Iterator[str]:
 
 
 def _values(
-    recipe: Recipe, name: str, cluster: dict[str, Any], phases: Sequence[Settings], home: Path
+    recipe: Recipe, name: str, cluster: dict[str, Any], phases: Sequence[SolverFields], home: Path
 ) -> dict[str, Any]:
     values = recipe_values(recipe)
     source = f"caffe-recipes rescale {recipe.name}" + (f"; {recipe.source}" if recipe.source else "")
@@ -394,7 +394,7 @@ def _values(
     return kept | {key: value for key, value in more.items() if value}
 
 
-def _tensorflow(run: HorovodRun, name: str, phases: Sequence[Settings]) -> dict[str, Any]:
+def _tensorflow(run: HorovodRun, name: str, phases: Sequence[SolverFields]) -> dict[str, Any]:
     """Return the keys of a TensorFlow run with the rescaled schedule and its own model name."""
     warmup = next((phase for phase in phases if phase.get("warmup_iter")), None)
     if warmup is None:

@@ -22,8 +22,8 @@ from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.caffe.rates import check_rates, lr_at
 from caffe_recipes.caffe.upgrade import SOLVER_TYPES
 
-Solver = Document[pb.SolverParameter]
-Net = Document[pb.NetParameter]
+SolverDocument = Document[pb.SolverParameter]
+NetDocument = Document[pb.NetParameter]
 M = TypeVar("M", bound=Message)
 _MAX_SNAPSHOTS = 1000
 
@@ -40,14 +40,14 @@ class Link:
     """
 
     name: str
-    solver: Solver
-    net: Net | None
+    solver: SolverDocument
+    net: NetDocument | None
     last_iter: int
     weights: str | None = None
     weights_where: str = ""
     resumes: str = ""
     ranks: int | None = None
-    test_nets: tuple[Net, ...] = ()
+    test_nets: tuple[NetDocument, ...] = ()
     tested_images: int = 0
     part: str = ""
 
@@ -95,7 +95,7 @@ class Chain:
     links: tuple[Link, ...]
     facts: ChainFacts = ChainFacts()
     is_whole: bool = True
-    tested: tuple[Net, ...] = ()
+    tested: tuple[NetDocument, ...] = ()
 
 
 def read_links(document: Document[Any], name: str) -> list[Link]:

@@ -137,7 +137,7 @@ def join_documents(train: Document[pb.NetParameter], test: Document[pb.NetParame
     except PrototxtError as error:
         raise error.reworded(where=document.where(error.where)) from None
     folder, mark, file = train.path.rpartition("/")
-    path = folder + mark + join_names(file, test.path.rpartition("/")[2])
+    path = folder + mark + join_file_names(file, test.path.rpartition("/")[2])
     return JoinedDocument(
         path,
         train.text,
@@ -149,10 +149,10 @@ def join_documents(train: Document[pb.NetParameter], test: Document[pb.NetParame
     )
 
 
-def join_names(train: str, test: str) -> str:
+def join_file_names(train: str, test: str) -> str:
     """Return the name of a file for both nets, which is the name of neither.
 
-    >>> join_names("train.prototxt", "test.prototxt"), join_names("lenet_train.pt", "lenet_test.pt")
+    >>> join_file_names("train.prototxt", "test.prototxt"), join_file_names("lenet_train.pt", "lenet_test.pt")
     ('train_test.prototxt', 'lenet_train_test.prototxt')
     """
     stems = [file.rpartition(".")[0] or file for file in (train, test)]

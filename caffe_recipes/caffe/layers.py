@@ -35,11 +35,11 @@ from caffe_recipes.caffe.messages import FieldValue, build_message, nearest, set
 from caffe_recipes.caffe.text.writer import fields_of
 from caffe_recipes.errors import InputError
 
-Filler = Mapping[str, FieldValue] | pb.FillerParameter
+FillerFields = Mapping[str, FieldValue] | pb.FillerParameter
 Blobs = str | Sequence[str]
 
-ZERO: Filler = {"type": "constant", "value": 0}
-MSRA: Filler = {"type": "msra"}
+ZERO: FillerFields = {"type": "constant", "value": 0}
+MSRA: FillerFields = {"type": "msra"}
 _STATISTICS: list[FieldValue] = [{"lr_mult": 0}] * 3
 
 # This version of marshal does not write references, so equal values give equal bytes.
@@ -149,7 +149,7 @@ def conv(
     *,
     num_output: int,
     kernel_size: int | Sequence[int],
-    weight_filler: Filler = MSRA,
+    weight_filler: FillerFields = MSRA,
     **fields: FieldValue,
 ) -> pb.LayerParameter:
     """Convolve. Other fields of `convolution_param` are pad, stride, group, bias_term, bias_filler, ..."""
@@ -198,7 +198,7 @@ def inner_product(
     top: str | None = None,
     *,
     num_output: int,
-    weight_filler: Filler = MSRA,
+    weight_filler: FillerFields = MSRA,
     **fields: FieldValue,
 ) -> pb.LayerParameter:
     """Connect all inputs to `num_output` outputs."""

@@ -169,7 +169,7 @@ class Complaint:
     text: str
 
 
-Event = (
+LogEvent = (
     Started | Rate | Loss | Waited | TrainOutput | TestStarted | TestOutput | Snapshot | SolverState
     | SnapshotEnded | Finetuning | Resuming | IgnoredLayer | Done | StoppedEarly | BatchOutput | MeanOutput
     | MeanLoss | Fatal | Complaint
@@ -180,7 +180,7 @@ Event = (
 class Entry:
     """The event of one line, with its rank and time, each of which is None if the line has none."""
 
-    event: Event
+    event: LogEvent
     rank: int | None = None
     time: datetime | None = None
 
@@ -222,7 +222,7 @@ _MORE = r"(?:, .*)?"
 
 # What follows the source line. In NVIDIA Caffe, the rank and device come between them: `[0.1]` of a TRAIN
 # net, `(0.1)` of a TEST net.
-_PATTERNS: list[tuple[str, type[Event]]] = [
+_PATTERNS: list[tuple[str, type[LogEvent]]] = [
     (rf"{_LOSS}{_MORE}", Loss),
     (rf"{_RATE}{_MORE}", Rate),
     (rf"Iteration {_COUNT}, waited (.+)", Waited),
@@ -241,7 +241,7 @@ _PATTERNS: list[tuple[str, type[Event]]] = [
     (r"Optimization stopped early\.", StoppedEarly),
 ]
 # Those of `caffe test`, after `caffe.cpp:N] `.
-_TEST_PATTERNS: list[tuple[str, type[Event]]] = [
+_TEST_PATTERNS: list[tuple[str, type[LogEvent]]] = [
     (rf"Batch {_COUNT}, {_VALUE}", BatchOutput),
     (rf"Loss: {_NUMBER}", MeanLoss),
     (_VALUE, MeanOutput),
@@ -253,20 +253,20 @@ _CONVERT: dict[object, Callable[[Any], Any]] = {
     "str": str,
 }
 _CONVERTERS: dict[object, list[Callable[[Any], Any]]] = {
-    kind: [_CONVERT[each.type] for each in fields(kind)] for kind in get_args(Event)
+    kind: [_CONVERT[each.type] for each in fields(kind)] for kind in get_args(LogEvent)
 }
 
 _STAMP = (2, 3, 4, 5)  # the groups of the year, day, time and microseconds
 
 
-def _compile() -> tuple[re.Pattern[str], list[tuple[type[Event], tuple[int, ...]]]]:
+def _compile() -> tuple[re.Pattern[str], list[tuple[type[LogEvent], tuple[int, ...]]]]:
     """Return one pattern for all lines with events, and by its last group the event and all its groups.
 
     The last group to close is the one around the pattern of the event.
     """
-    kinds: list[tuple[type[Event], tuple[int, ...]]] = [(Done, ())] * 6
+    kinds: list[tuple[type[LogEvent], tuple[int, ...]]] = [(Done, ())] * 6
 
-    def join(patterns: list[tuple[str, type[Event]]]) -> str:
+    def join(patterns: list[tuple[str, type[LogEvent]]]) -> str:
         for _, kind in patterns:
             first, count = len(kinds) + 1, len(fields(kind))
             kinds.extend([(kind, (*_STAMP, *range(first, first + count)))] * (count + 1))
@@ -290,7 +290,7 @@ _FATAL = re.compile(r"\[libprotobuf FATAL \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-to
 _COMPLAINT = re.compile(r"\[libprotobuf ERROR \S+\] (.+)")
 
 
-Found = tuple[type[Event], int | None, tuple[str | None, ...]]
+Found = tuple[type[LogEvent], int | None, tuple[str | None, ...]]
 
 
 def find_event(line: str) -> Found | None:
@@ -470,7 +470,7 @@ class LogSummary:
             self._apply(entry.event, entry.time)
         return entry
 
-    def _apply(self, event: Event, time: datetime | None) -> None:
+    def _apply(self, event: LogEvent, time: datetime | None) -> None:
         match event:
             case Loss(iteration, loss):
                 self.losses[iteration], self.outputs[iteration] = loss, Outputs()

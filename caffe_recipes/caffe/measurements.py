@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from caffe_recipes.caffe.logs import (
     BatchOutput,
     Done,
-    Event,
     Fatal,
     Finetuning,
+    LogEvent,
     LogFile,
     Loss,
     MeanLoss,
@@ -152,10 +152,10 @@ class _LogClock:
         return self._years_days + days - (days > _LEAP_DAY and not self._is_leap)
 
 
-Parse = Callable[[str], Sequence[Event]]
+Parse = Callable[[str], Sequence[LogEvent]]
 
 
-def parse_nothing(text: str) -> Sequence[Event]:
+def parse_nothing(text: str) -> Sequence[LogEvent]:
     """Return no events: no other program's lines are known."""
     return ()
 
@@ -240,7 +240,7 @@ class MeasuredLog:
         self._take(kind, values, self._clock.seconds(year, day, clock, micro), rows)
 
     def _take(
-        self, kind: type[Event], values: Sequence[Any], seconds: float | None, rows: list[Measurement]
+        self, kind: type[LogEvent], values: Sequence[Any], seconds: float | None, rows: list[Measurement]
     ) -> None:
         take = _MEASURED.get(kind)
         if take is None:
@@ -248,7 +248,7 @@ class MeasuredLog:
         elif (row := take(self, values, seconds)) is not None:
             rows.append(row)
 
-    def _pass_by(self, kind: type[Event], rank: int, texts: Sequence[str | None]) -> None:
+    def _pass_by(self, kind: type[LogEvent], rank: int, texts: Sequence[str | None]) -> None:
         """Count a line of another rank, of which only a fatal message is read."""
         if kind is Fatal:
             self._run().fatal = self._run().fatal or f"rank {rank}: {texts[4]}"
@@ -270,7 +270,7 @@ class MeasuredLog:
         self.unreadable += 1
         self.first_unreadable = self.first_unreadable or self.lines
 
-    def _note(self, kind: type[Event], values: Sequence[Any]) -> None:
+    def _note(self, kind: type[LogEvent], values: Sequence[Any]) -> None:
         text = str(values[0])[:_LONGEST_TEXT] if values else ""
         if kind is Finetuning:
             self._weights = text
@@ -357,7 +357,7 @@ class MeasuredLog:
         return Measurement(self._run().number, None, seconds, "mean", 0, _TOTAL, float(values[0]))
 
 
-_MEASURED: dict[type[Event], Callable[[MeasuredLog, Sequence[Any], float | None], Measurement | None]] = {
+_MEASURED: dict[type[LogEvent], Callable[[MeasuredLog, Sequence[Any], float | None], Measurement | None]] = {
     Loss: MeasuredLog._loss,
     Rate: MeasuredLog._rate,
     TrainOutput: MeasuredLog._train_output,

@@ -19,7 +19,7 @@ from caffe_recipes.caffe.layer_types.dimensions import Dim, MisfitError
 from caffe_recipes.caffe.layer_types.windows import conv_size, pool_size
 from caffe_recipes.caffe.layers import (
     ZERO,
-    Filler,
+    FillerFields,
     accuracy,
     batch_norm,
     conv,
@@ -44,9 +44,9 @@ class NetOptions:
     input_px: int
     batch_norm_fraction: float
     zero_init: ZeroInit
-    conv1_filler: Filler
-    conv_filler: Filler
-    classifier_filler: Filler
+    conv1_filler: FillerFields
+    conv_filler: FillerFields
+    classifier_filler: FillerFields
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from caffe_recipes.authoring.adopt import adopt as adopt_folder
 from caffe_recipes.authoring.adopt_files import AdoptOptions
 from caffe_recipes.authoring.new import RecipeRequest, make_new
 from caffe_recipes.authoring.new_options import NewOptions, make_request
-from caffe_recipes.authoring.recipe_yaml import NewRecipe, check_output, choose_name, write_new
+from caffe_recipes.authoring.recipe_yaml import NewRecipe, check_recipe_path, choose_name, write_new
 from caffe_recipes.authoring.rescale import RescaleTarget
 from caffe_recipes.authoring.rescale import rescale as rescale_recipe
 from caffe_recipes.caffe.nets import DEPTHS
@@ -63,7 +63,7 @@ def read_trainer(context: click.Context, option: click.Parameter, trainer: str |
 
 def _new_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     if path is not None:
-        check_output(path)
+        check_recipe_path(path)
     return path
 
 
@@ -76,7 +76,7 @@ out = click.option(
 )
 
 
-def trainer(default: str) -> Callable[[run_options.Command], run_options.Command]:
+def trainer_option(default: str) -> Callable[[run_options.Command], run_options.Command]:
     """Return the option for the program that trains; `default` describes what it is without the option."""
     return click.option(
         "--trainer",
@@ -212,7 +212,7 @@ def output_recipe(made: NewRecipe, path: Path | None) -> None:
     help="The machine to write the recipe for; its cores, threads, /tmp and MLSL settings are copied. Its "
     "launcher, modules and folders are used by `run --profile` and `submit --profile`.",
 )
-@trainer("caffe-torch for one node without a cluster's --profile, else ./build/tools/caffe")
+@trainer_option("caffe-torch for one node without a cluster's --profile, else ./build/tools/caffe")
 @out
 @gather(NewOptions, "asked")
 def new(asked: NewOptions, out: Path | None) -> None:
@@ -318,7 +318,7 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     help="The folder that Caffe is started in; `net:` paths are relative to it.",
 )
 @any_dialect
-@trainer("the program in the script, else ./build/tools/caffe")
+@trainer_option("the program in the script, else ./build/tools/caffe")
 @gather(AdoptOptions, "options")
 def adopt(
     target: Path, options: AdoptOptions, out: Path | None, name: str | None, script: Path | None

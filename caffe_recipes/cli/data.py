@@ -16,9 +16,9 @@ from click.core import ParameterSource
 
 from caffe_recipes.cli.options import NUMBER, PATH, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, terminal_width
-from caffe_recipes.data.check import Problem, check_lmdb, render_json, render_text
+from caffe_recipes.data.check import Problem, check_lmdb, render_report_json, render_text
 from caffe_recipes.data.digits import build_digits
-from caffe_recipes.data.images import Pictures, Settings, require_opencv
+from caffe_recipes.data.images import ConversionSettings, Pictures, require_opencv
 from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError, hint_for
 from caffe_recipes.files.atomic_writes import check_replaceable, write_whole
@@ -158,11 +158,11 @@ def tfrecords(
     echo(f"{out}: {describe_count(made.records, 'record')} in {describe_count(made.shards, 'file')}")
 
 
-def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bool, as_json: bool) -> None:
+def report_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bool, as_json: bool) -> None:
     """Print a summary of a file or folder of TFRecords; raises CheckFailed if there are problems."""
-    from caffe_recipes.data.tfrecords import check_records, records_values, render_records_text
+    from caffe_recipes.data.tfrecords import check_tfrecords, records_values, render_records_text
 
-    seen = check_records(path, classes, batch=batch, must_be_shuffled=shuffled)
+    seen = check_tfrecords(path, classes, batch=batch, must_be_shuffled=shuffled)
     if as_json:
         click.echo(json.dumps(records_values(seen), indent=1))
     else:
@@ -317,13 +317,13 @@ class _Order:
     help="Only lmdb is supported; accepted for compatibility with convert_imageset.",
 )
 @gather(_Pictures, "pictures")
-@gather(Settings, "settings")
+@gather(ConversionSettings, "settings")
 @gather(_Order, "order")
 def build(
     name: str | None,
     out: Path | None,
     pictures: _Pictures,
-    settings: Settings,
+    settings: ConversionSettings,
     order: _Order,
     skip_bad: bool,
     workers: int | None,
@@ -348,7 +348,7 @@ def build(
 
     builder.check_settings(settings)  # before listing a million images
     for path in filter(None, (out, order.test_out)):
-        builder.check_output(path, pictures.images)
+        builder.check_lmdb_path(path, pictures.images)
     if order.test_out is not None:
         builder.check_apart(out, order.test_out)
     lists = {"root": pictures.root, "labels": pictures.labels, "class_list": pictures.class_list}
@@ -471,7 +471,7 @@ def check(
     if is_records(lmdb):
         if sheet is not None:
             raise InputError("--sheet", "works only for LMDBs", "omit it")
-        check_tfrecords(lmdb, classes, batch, shuffled=shuffled, as_json=as_json)
+        report_tfrecords(lmdb, classes, batch, shuffled=shuffled, as_json=as_json)
         return
     if sheet is not None:
         _check_sheet(sheet)
@@ -480,7 +480,7 @@ def check(
     decode = None if decodes_all else sample
     seen = check_lmdb(lmdb, classes, decode=decode, batch=batch, must_be_shuffled=shuffled)
     if as_json:
-        click.echo(render_json(seen), nl=False)
+        click.echo(render_report_json(seen), nl=False)
     else:
         _echo_wrapped(render_text(seen))
     if sheet is not None:

@@ -12,7 +12,7 @@ from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, examples, gathe
 from caffe_recipes.cli.streams import any_dialect, echo, echo_text, max_bytes_option, painter
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
-from caffe_recipes.review.diff.report import render_comparison, render_for_git, render_json
+from caffe_recipes.review.diff.report import render_comparison, render_comparison_json, render_for_git
 from caffe_recipes.review.diff.sources import open_sides
 from caffe_recipes.review.foreign import describe_foreign
 from caffe_recipes.wording import describe_names, plural
@@ -104,7 +104,7 @@ def diff(
         hint = "run `git add` on what you want to compare"
         echo(f"not compared: {names} {are} new in the working tree; {hint}", err=True)
     if as_json and not quiet:
-        click.echo(render_json(comparison))
+        click.echo(render_comparison_json(comparison))
     elif not quiet:
         lines = render_comparison(comparison, painter(sys.stdout.isatty()))
         echo(*(lines or ["no difference in meaning"]))

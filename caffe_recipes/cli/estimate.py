@@ -14,7 +14,7 @@ from caffe_recipes.cli.options import COUNT, NUMBER, PATH, RECIPE, examples, gat
 from caffe_recipes.cli.streams import echo, terminal_width
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.pace import KINDS, Kind, shape_of
+from caffe_recipes.recipe.pace import KINDS, PaceKind, shape_of
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import write_file
 from caffe_recipes.review.inspect.estimate_tables import (
@@ -48,7 +48,7 @@ class _Speed:
     profile: str | None = None
     logs: tuple[Path, ...] = ()
     images_per_s: float | None = None
-    by: Kind | None = None
+    by: PaceKind | None = None
 
     def known(self, recipe: Recipe) -> SpeedInputs:
         """Return the known speeds, with the machine of the profile or the recipe."""

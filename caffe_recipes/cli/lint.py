@@ -19,7 +19,12 @@ from caffe_recipes.cli.streams import echo, echo_rows, max_bytes_option, painter
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.lint.findings import SEVERITIES, Finding
 from caffe_recipes.review.lint.registry import load_rules
-from caffe_recipes.review.lint.report import render_findings, render_github, render_json, render_rules
+from caffe_recipes.review.lint.report import (
+    render_findings,
+    render_findings_json,
+    render_github,
+    render_rules,
+)
 
 if TYPE_CHECKING:
     from caffe_recipes.review.lint.inputs import LintOptions
@@ -178,7 +183,7 @@ def _fix(found: list[Finding], homes: list[str | Path | None], max_bytes: int, *
 
 def _print(found: list[Finding], form: str, notices: list[str], *, is_verbose: bool) -> None:
     if form == "json":
-        click.echo(render_json(found))
+        click.echo(render_findings_json(found))
     elif form == "github":
         echo_rows(render_github(found), is_command=True)
     else:

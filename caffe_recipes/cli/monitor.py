@@ -21,7 +21,7 @@ from caffe_recipes.cli.streams import echo, echo_text
 from caffe_recipes.limits import JOB_GRACE_S
 
 if TYPE_CHECKING:
-    from caffe_recipes.run.monitor.status import RunStatus
+    from caffe_recipes.run.monitor.status import StatusEntry
 
 
 @click.command(
@@ -64,7 +64,7 @@ def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> N
             console.print(Text.assemble(*line))
 
 
-def _show_one(run_status: RunStatus, as_json: bool) -> None:
+def _show_one(run_status: StatusEntry, as_json: bool) -> None:
     from caffe_recipes.run.monitor.status import status_as_json, status_details
 
     if as_json:

@@ -12,7 +12,7 @@ from caffe_recipes.cli.streams import echo, terminal_width
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe, recipe_schema
 from caffe_recipes.render.dialect import translate_whole
-from caffe_recipes.review.inspect.show import recipe_values, render_list, render_recipe
+from caffe_recipes.review.inspect.show import render_list, render_recipe, shown_values
 from caffe_recipes.review.naming import recipe_named
 
 
@@ -46,7 +46,7 @@ def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, di
     """Show a recipe on one page: net, data, nodes and batch, rates by phase, snapshots, reported results."""
     loaded = [translate_whole(load_any_recipe(recipe_named(recipe)), dialect) for recipe in recipes]
     if as_json:
-        click.echo(json.dumps([recipe_values(recipe, images_per_s) for recipe in loaded], indent=2))
+        click.echo(json.dumps([shown_values(recipe, images_per_s) for recipe in loaded], indent=2))
         return
     width = terminal_width()
     for index, recipe in enumerate(loaded):

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli.options import PATH, PATH_TEXT, Seconds, Whole
-from caffe_recipes.cluster.staging import WAYS, How
+from caffe_recipes.cluster.staging import WAYS, Way
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.policy import ON_FAILURE, RETRIES
 
@@ -199,7 +199,7 @@ class GivenRun:
     caffe_root: Path | None = None
     lmdb_source: Path | None = None
     trust_owner: tuple[str, ...] = ()
-    how: How | None = None
+    how: Way | None = None
     dialect: str = OURS
     trainer: str | None = None
 

@@ -16,7 +16,7 @@ from caffe_recipes.review.inspect.summary import (
     SummaryOptions,
     read_net,
     render_csv,
-    render_json,
+    render_summary_json,
     render_table,
     render_wide_table,
     summarize,
@@ -115,7 +115,7 @@ def summary(
         write_file(graph, render_graph(read, found, kind))
         echo(f"wrote {graph}", err=True)
     if as_json:
-        click.echo(render_json(found))
+        click.echo(render_summary_json(found))
     elif as_csv:
         echo_rows(render_csv(found))
     else:

@@ -159,7 +159,7 @@ def file_bytes(host: Host, path: str) -> int | None:
     return int(found[2]) if stat.S_ISREG(int(found[1], 16)) else None
 
 
-def file_digest(host: Host, path: str) -> str:
+def remote_sha256(host: Host, path: str) -> str:
     """Return a file's SHA-256. Raises ClusterError if the file cannot be read."""
     return _read_digest(host, path, host.run(["sha256sum", "--", path], DIGEST_S))
 

@@ -31,11 +31,11 @@ from caffe_recipes.limits import limit
 from caffe_recipes.trust import VARIABLE, named_owners
 
 Program = Literal["facts", "node", "ranks", "trial", "watch"]
-Part = Literal["manage", "prelude", "processes"]
+SharedPart = Literal["manage", "prelude", "processes"]
 # What is sent between the prelude and a program, which uses its functions or is used by them.
-_SENT_BEFORE: Mapping[Program, Part] = {"facts": "processes", "node": "manage", "ranks": "processes"}
+_SENT_BEFORE: Mapping[Program, SharedPart] = {"facts": "processes", "node": "manage", "ranks": "processes"}
 # A function that runs an argv on a host, with a limit in seconds.
-Run = Callable[[Host, Sequence[str], float], Completed]
+RunArgv = Callable[[Host, Sequence[str], float], Completed]
 
 # Less than a tenth of gigabit Ethernet: a slower copy of an LMDB is assumed to hang.
 SLOWEST_BYTES_PER_S = 10e6
@@ -48,7 +48,7 @@ class NodeRefusal(HostFailed):
 
 
 @cache
-def program_text(name: Program | Part) -> str:
+def program_text(name: Program | SharedPart) -> str:
     """Return the text of a program in `sh/`, or of a part that is sent before some of them."""
     return resources.files(__package__).joinpath("sh", f"{name}.sh").read_text("utf-8")
 
@@ -65,7 +65,7 @@ def call(
     function: str,
     *words: str,
     timeout_s: float = COMMAND_S,
-    run: Run = lambda host, argv, limit_s: host.run(argv, limit_s),
+    run: RunArgv = lambda host, argv, limit_s: host.run(argv, limit_s),
     place: str = "",
     hint: str = "",
 ) -> list[str]:

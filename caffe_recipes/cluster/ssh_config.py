@@ -243,7 +243,7 @@ def _split_hop(hop: str) -> tuple[str | None, str, int | None]:
 
 
 _KRL = b"SSHKRL\n\0"
-Verdict = Literal["known", "unknown", "changed", "revoked"]
+KeyVerdict = Literal["known", "unknown", "changed", "revoked"]
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ def keys_for_host(known: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
     return tuple(line for line in known if line.matches_host(name))
 
 
-def judge_key(known: Iterable[KnownKey], key: bytes) -> tuple[Verdict, str]:
+def judge_key(known: Iterable[KnownKey], key: bytes) -> tuple[KeyVerdict, str]:
     """Return the verdict on a key that a host presented, and the `file:line` in `known` that decides it.
 
     >>> judge_key([], b"key")

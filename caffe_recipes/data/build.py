@@ -34,7 +34,15 @@ from caffe_recipes.data.convert import (
     describe_excess,
     suffix_of,
 )
-from caffe_recipes.data.images import Picture, Pictures, Settings, load_classes, load_folder, load_list
+from caffe_recipes.data.images import (
+    ConversionSettings,
+    Picture,
+    Pictures,
+    Progress,
+    load_classes,
+    load_folder,
+    load_list,
+)
 from caffe_recipes.data.manifest import (
     BuildManifest,
     RecordsDigest,
@@ -57,7 +65,7 @@ class BuildPlan:
 
     pictures: Sequence[Picture]
     classes: tuple[str, ...] | None
-    settings: Settings
+    settings: ConversionSettings
     seed: int | None
 
     @cached_property
@@ -75,7 +83,7 @@ class BuildPlan:
 
 
 def plan_build(
-    found: Pictures, settings: Settings, *, seed: int | None = None, classes: int | None = None
+    found: Pictures, settings: ConversionSettings, *, seed: int | None = None, classes: int | None = None
 ) -> BuildPlan:
     """Return the plan of a build, shuffled if `seed` is given. Raises InputError if it cannot be built.
 
@@ -122,7 +130,7 @@ def split_pictures(found: Pictures, share: float, seed: int) -> tuple[Pictures, 
     return replace(found, pictures=train), replace(found, pictures=test)
 
 
-def check_settings(settings: Settings) -> None:
+def check_settings(settings: ConversionSettings) -> None:
     """Raise InputError if settings contradict each other, or make images too large for a Datum.
 
     convert_imageset would report neither.
@@ -185,8 +193,6 @@ _COMMIT_EVERY, _COMMIT_BYTES = 1000, 1 << 26  # whichever comes first: 1000 raw 
 _START_BYTES = 1 << 30  # of address space; the file itself grows with its records
 _REBUILD_HINT = "remove it, and build again"
 
-Progress = Callable[[int, int], None]
-
 
 class _SizeError(DataError):
     """Raised for an image whose size differs from the first one's."""
@@ -203,7 +209,7 @@ class _BuildState:
     shape: tuple[int, ...] | None = None
     enlarged: list[tuple[int, int]] = field(default_factory=list)
 
-    def describe_enlarged(self, settings: Settings) -> str:
+    def describe_enlarged(self, settings: ConversionSettings) -> str:
         """Return how many images were enlarged since the build was started or resumed; "" if none was."""
         if not self.enlarged:
             return ""
@@ -435,7 +441,7 @@ def _image_error(plan: BuildPlan, index: int, error: str, *, is_decoded: bool) -
 _MAX_NAME_BYTES = 255 - len(name_beside(Path("_.manifest.json")).name) + len("_")
 
 
-def check_output(out: Path, images: Path) -> None:
+def check_lmdb_path(out: Path, images: Path) -> None:
     """Raise DataError if no LMDB of these images can be at `out`; call it before reading them.
 
     The name may be too long, `out` may be inside the folder `images`, exist without a manifest, or be in a

@@ -281,7 +281,7 @@ _MAX_CLASSES = 20  # with more classes, their counts are summarized
 MIB = 2**20
 
 
-def render_json(report: LmdbReport) -> str:
+def render_report_json(report: LmdbReport) -> str:
     """Return the report as JSON, with the count of every label."""
     values = {
         "records": report.count,

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.image_headers import describe_scans
-from caffe_recipes.data.images import Picture, Settings, picture_reader
+from caffe_recipes.data.images import ConversionSettings, Picture, picture_reader
 from caffe_recipes.limits import limit
 
 _MAX_BYTES = 2**31 - 1 - 64  # protobuf's limit for a message, less the Datum's other fields
 _TOO_MUCH = f"more than a Datum can hold ({_MAX_BYTES / 1e9:.1f} GB)"
 
-Pixels = NDArray[np.uint8]  # (height, width, 3) in BGR, or (height, width)
+ImagePixels = NDArray[np.uint8]  # (height, width, 3) in BGR, or (height, width)
 
 
 def use_one_thread() -> None:
@@ -76,7 +76,7 @@ def can_encode(suffix: str, *, is_gray: bool) -> bool:
         with quiet_decoders():
             if not suffix or not cv2.haveImageWriter(f"x.{suffix}"):
                 return False
-            return decode(encode(pixels, suffix), cv2.IMREAD_UNCHANGED).shape == pixels.shape
+            return decode_image(encode(pixels, suffix), cv2.IMREAD_UNCHANGED).shape == pixels.shape
     except (ValueError, cv2.error):  # OpenCV lists a writer for EXR, but disables it
         return False
 
@@ -90,7 +90,7 @@ def suffix_of(name: str) -> str:
     return PurePath(name).suffix[1:].lower()
 
 
-def describe_excess(height: int, width: int, settings: Settings) -> str:
+def describe_excess(height: int, width: int, settings: ConversionSettings) -> str:
     """Return why an image of this size in pixels is too large for a Datum, or "" if it is not."""
     size = f"{height} x {width} pixels are"
     if settings.is_encoded:
@@ -100,8 +100,8 @@ def describe_excess(height: int, width: int, settings: Settings) -> str:
     return "" if made_bytes <= _MAX_BYTES else f"{size} {made_bytes / 1e9:.1f} GB raw, {_TOO_MUCH}"
 
 
-def convert(
-    data: bytes, name: str, label: int, settings: Settings
+def convert_image(
+    data: bytes, name: str, label: int, settings: ConversionSettings
 ) -> tuple[pb.Datum, tuple[int, ...], tuple[int, int] | None]:
     """Return the Datum of an image file, its (height, width[, channels]), and its size before enlarging.
 
@@ -122,7 +122,7 @@ def convert(
             raise ValueError(f"has {8 * seen.itemsize} bits per channel, but Caffe reads only 8{way}")
         if is_bytes and (not settings.is_gray or seen.ndim == 2):
             return _encoded_datum(data, label), seen.shape, None
-    source = decode(data, cv2.IMREAD_GRAYSCALE if settings.is_gray else cv2.IMREAD_COLOR)
+    source = decode_image(data, cv2.IMREAD_GRAYSCALE if settings.is_gray else cv2.IMREAD_COLOR)
     pixels = _resize(source, settings)
     (old_height, old_width), (height, width) = source.shape[:2], pixels.shape[:2]
     enlarged = (old_height, old_width) if height > old_height or width > old_width else None
@@ -140,7 +140,7 @@ def _encoded_datum(data: bytes, label: int) -> pb.Datum:
     return pb.Datum(data=data, label=label, encoded=True)
 
 
-def decode(data: bytes, flag: int) -> Pixels:
+def decode_image(data: bytes, flag: int) -> ImagePixels:
     """Return the pixels of an encoded image, read with OpenCV's imread `flag`. Raises ValueError.
 
     imdecode rejects truncated files, unlike imread. GIFs are rejected since OpenCV reads them only from 4.11
@@ -162,7 +162,7 @@ def decode(data: bytes, flag: int) -> Pixels:
 def load_pixels(datum: pb.Datum) -> NDArray[Any]:
     """Return a Datum's image as the trainer sees it, (height, width, channels). Raises ValueError."""
     if datum.encoded:
-        pixels: NDArray[Any] = decode(datum.data, cv2.IMREAD_UNCHANGED)
+        pixels: NDArray[Any] = decode_image(datum.data, cv2.IMREAD_UNCHANGED)
         if pixels.dtype != np.uint8:
             raise ValueError("has more than 8 bits per channel")
         return pixels if pixels.ndim == 3 else pixels[:, :, None]
@@ -171,7 +171,7 @@ def load_pixels(datum: pb.Datum) -> NDArray[Any]:
     return values.reshape(shape).transpose(1, 2, 0)
 
 
-def encode(pixels: Pixels, suffix: str, settings: Sequence[int] = ()) -> bytes:
+def encode(pixels: ImagePixels, suffix: str, settings: Sequence[int] = ()) -> bytes:
     """Return encoded pixels, by default with OpenCV's default settings (JPEG quality 95).
 
     Raises ValueError if the format cannot hold them: a JPEG has at most 65,500 pixels per side.
@@ -199,7 +199,7 @@ def shorter_side(height: int, width: int, shorter_px: int) -> tuple[int, int]:
     return (shorter_px, longer) if height < width else (longer, shorter_px)
 
 
-def _resize(pixels: Pixels, settings: Settings) -> Pixels:
+def _resize(pixels: ImagePixels, settings: ConversionSettings) -> ImagePixels:
     height, width = settings.resize_height_px, settings.resize_width_px
     if settings.shorter_side_px:
         height, width = shorter_side(pixels.shape[0], pixels.shape[1], settings.shorter_side_px)
@@ -218,15 +218,15 @@ def _resize(pixels: Pixels, settings: Settings) -> Pixels:
     return resized
 
 
-def _decode_unchanged(data: bytes, settings: Settings) -> NDArray[Any]:
+def _decode_unchanged(data: bytes, settings: ConversionSettings) -> NDArray[Any]:
     """Decode an image whose bytes are kept, to check it and to get its shape and depth.
 
     A JPEG whose shape is not needed is decoded at an eighth of its size, which takes half the time.
     """
     is_jpeg = data[:2] == b"\xff\xd8"
     if is_jpeg and not settings.is_gray and not settings.check_size:
-        return decode(data, cv2.IMREAD_REDUCED_COLOR_8)
-    return decode(data, cv2.IMREAD_UNCHANGED)
+        return decode_image(data, cv2.IMREAD_REDUCED_COLOR_8)
+    return decode_image(data, cv2.IMREAD_UNCHANGED)
 
 
 _TASK_IMAGES = 16  # images per task: a few MB of records, converted in a short time
@@ -254,7 +254,7 @@ class WorkerKilled(Exception):
 
 
 def convert_all(
-    pictures: Sequence[Picture], settings: Settings, workers: int
+    pictures: Sequence[Picture], settings: ConversionSettings, workers: int
 ) -> Generator[Converted, None, None]:
     """Yield the converted pictures in order. With one worker, this process converts them.
 
@@ -289,7 +289,7 @@ class _Worker:
     of a ProcessPoolExecutor share a pipe, on which it would wait forever for the rest of such a result.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ConversionSettings) -> None:
         context = multiprocessing.get_context("spawn")  # not fork: OpenCV has threads in this process
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, settings), daemon=True)
@@ -329,7 +329,7 @@ class _Worker:
                 result.set_exception(WorkerKilled(self.pending[0][0]))
 
 
-def _work(connection: Connection, settings: Settings) -> None:
+def _work(connection: Connection, settings: ConversionSettings) -> None:
     """Convert tasks until the parent process ends. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
@@ -338,14 +338,14 @@ def _work(connection: Connection, settings: Settings) -> None:
             connection.send(convert_batch(connection.recv(), settings))
 
 
-def convert_batch(pictures: Sequence[Picture], settings: Settings) -> list[Converted]:
+def convert_batch(pictures: Sequence[Picture], settings: ConversionSettings) -> list[Converted]:
     """Convert pictures in this process."""
     use_one_thread()
     with picture_reader() as read, quiet_decoders():
         made = []
         for picture in pictures:
             try:
-                datum, shape, old = convert(read(picture), picture.name, picture.label, settings)
+                datum, shape, old = convert_image(read(picture), picture.name, picture.label, settings)
                 made.append(Converted(datum.SerializeToString(deterministic=True), shape, enlarged=old))
             except ValueError as error:
                 made.append(Converted(b"", (), str(error)))

@@ -35,6 +35,10 @@ _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")  # control characters except blank
 _MAX_KEY_BYTES = 511 - len("00000000_")  # LMDB's limit for a key
 
 
+# Gets the number of images that are done, and of all.
+Progress = Callable[[int, int], None]
+
+
 class Picture(NamedTuple):
     """An image: its name, as in the record's key, its label, and where its bytes are.
 
@@ -63,7 +67,7 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConversionSettings:
     """How each image is converted. Except for `shorter_side`, convert_imageset has flags of the same names.
 
     `encode_type` is jpg or png; None keeps the type of each file. `shorter_side_px` keeps the aspect ratio. A
@@ -170,7 +174,7 @@ def check_nesting(names: Iterable[str], where: Path, hint: str) -> None:
             raise DataError(where, f"class '{first}' contains only folders", hint.format(first))
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
+def read_list(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the non-empty lines of a text file as (`file:line`, one or two words). Raises DataError.
 
     The second word is the last one of the line; what precedes it, such as a path, may contain blanks and any
@@ -221,7 +225,7 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
     base = path.parent if root is None else root
     pictures: list[Picture] = []
     wheres: list[str] = []
-    for where, words in read_lines(path):
+    for where, words in read_list(path):
         pictures.append(_parse(where, words, base, is_rooted=root is not None))
         wheres.append(where)
     if not pictures:
@@ -356,7 +360,7 @@ def load_classes(path: Path) -> tuple[str, ...]:
                 path, "contains no class names", "give the manifest of an LMDB built from class folders"
             )
     else:
-        found = [words for _, words in read_lines(path)]
+        found = [words for _, words in read_list(path)]
         lines = [" ".join(words) for words in found]
         names = [line.split()[0] if _SYNSET.match(line) else line for line in lines]
         if any(len(words) == 2 and is_image(words[0]) for words in found):
@@ -380,7 +384,7 @@ def load_labels(
     order. `known` gives the label order of classes, and is required for them. Numbers without image names
     are rejected, since ImageNet's ground truth numbers the classes in a different order. Raises DataError.
     """
-    lines = [(where, words[0] if len(words) == 2 else None, words[-1]) for where, words in read_lines(path)]
+    lines = [(where, words[0] if len(words) == 2 else None, words[-1]) for where, words in read_list(path)]
     if not lines:
         raise DataError(path, "lists no labels", "write a line 'image label' for each image")
     bare = sum(name is None for _, name, _ in lines)

@@ -33,7 +33,7 @@ from caffe_recipes.data.check import (
     order_text,
     order_values,
 )
-from caffe_recipes.data.images import Pictures, Settings, require_opencv
+from caffe_recipes.data.images import ConversionSettings, Pictures, Progress, require_opencv
 from caffe_recipes.data.manifest import check_own_data, is_count, is_names, manifest_path, read_manifest
 from caffe_recipes.data.shuffledness import Shuffledness
 from caffe_recipes.errors import DataError, InputError
@@ -146,8 +146,6 @@ def _is_valid(made: RecordSet) -> bool:
 # The JPEG quality with which imagenet_to_gcs.py encodes images that are not RGB JPEGs.
 _QUALITY = 100
 
-Progress = Callable[[int, int], None]
-
 
 def write_tfrecords(
     lmdb: Path,
@@ -196,7 +194,7 @@ def write_picture_tfrecords(
     keys = [b"%08d_%b" % (picture.label, os.fsencode(picture.name)) for picture in found.pictures]
 
     def read(order: Sequence[int]) -> Iterator[tuple[bytes, pb.Datum]]:
-        converted = convert_all([found.pictures[index] for index in order], Settings(), workers)
+        converted = convert_all([found.pictures[index] for index in order], ConversionSettings(), workers)
         with closing(converted):
             for index, made in zip(order, converted, strict=True):
                 if made.error:
@@ -354,11 +352,11 @@ def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
     import numpy as np
 
     from caffe_recipes.caffe.datums import datum_shape
-    from caffe_recipes.data.convert import decode, encode, quiet_decoders
+    from caffe_recipes.data.convert import decode_image, encode, quiet_decoders
 
     if datum.encoded:
         with quiet_decoders():
-            pixels = decode(datum.data, cv2.IMREAD_COLOR)
+            pixels = decode_image(datum.data, cv2.IMREAD_COLOR)
     else:
         channels, height, width = datum_shape(datum) or (0, 0, 0)
         if channels not in (1, 3) or not datum.data:
@@ -410,7 +408,7 @@ def is_records(path: Path) -> bool:
         return False
 
 
-def check_records(
+def check_tfrecords(
     path: Path, classes: int | None = None, *, batch: int = 256, must_be_shuffled: bool = False
 ) -> RecordsReport:
     """Check every record in a TFRecords file or folder. Labels must be 1 to `classes`.
@@ -458,7 +456,7 @@ def adopt_records(folder: Path, seed: int = 1) -> RecordSet:
         raise DataError(
             records_manifest_path(folder), "already exists", "remove it to adopt the records again"
         )
-    report = check_records(folder)
+    report = check_tfrecords(folder)
     if report.problems:
         raise DataError(folder, str(report.problems[0]), report.hint)
     empty = next((name for name, count in report.files.items() if not count), None)

@@ -29,7 +29,7 @@ from caffe_recipes.engine.operators.data import (
     SOURCES,
     DataContext,
     InputLayer,
-    check_data,
+    check_data_layer,
     first_image_shape,
 )
 from caffe_recipes.engine.operators.elementwise import scales_channels
@@ -37,8 +37,8 @@ from caffe_recipes.engine.operators.loss import LabelError
 from caffe_recipes.engine.operators.operator import (
     Forward,
     LayerError,
-    Shape,
-    Shapes,
+    TensorShape,
+    TensorShapes,
     format_shape,
     layer_error,
     require_known_shapes,
@@ -76,7 +76,7 @@ class LayerNode:
     tops: list[int]
     detached: list[bool]
     blobs: list[Tensor] = field(default_factory=list)
-    learned: tuple[Shape, ...] = ()
+    learned: tuple[TensorShape, ...] = ()
     weighted: list[tuple[int, float]] = field(default_factory=list)
     source: InputLayer | None = None
 
@@ -93,7 +93,7 @@ class Call:
     tops: list[int]
     blobs: list[Tensor]
     weighted: list[tuple[int, float]]
-    shapes: tuple[Shape, ...] = ()
+    shapes: tuple[TensorShape, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -219,11 +219,11 @@ class RunnableNet:
         self._log, self._context, self._generator, self._shared = context.log, context, generator, shared
         self._named: dict[str, Param] = {}
         self._blob_index: dict[str, int] = {}
-        self._shapes: list[Shape] = []
+        self._shapes: list[TensorShape] = []
         self._values: list[Tensor] = []
         self._calls: list[Call] = []
         self._overwritten: dict[int, OverwrittenLoss] = {}
-        self._forwards: dict[tuple[Shape, ...], list[Forward]] = {}
+        self._forwards: dict[tuple[TensorShape, ...], list[Forward]] = {}
         self._elements = 0
         self.pass_name = ""  # e.g. 'iteration 7', for error messages
         self.read_s = 0.0  # time spent waiting for the data layers
@@ -316,7 +316,7 @@ class RunnableNet:
                 raise layer_error(node.param, what, "write propagate_down: false for this bottom")
             under_loss |= {index for index, is_down in zip(node.bottoms, goes_down, strict=True) if is_down}
 
-    def _add_layer(self, layer: pb.LayerParameter, shapes: Shapes) -> None:
+    def _add_layer(self, layer: pb.LayerParameter, shapes: TensorShapes) -> None:
         self._check_memory(layer, shapes)
         self._log.info("net.cpp:261", f"Creating Layer {layer.name}")
         for blob in layer.bottom:
@@ -338,7 +338,7 @@ class RunnableNet:
         self._set_loss_weights(node)
         self.nodes.append(node)
 
-    def _set_up(self, layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+    def _set_up(self, layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
         """Return the forward function of a layer."""
         try:
             return OPERATORS[layer.type](layer, shapes)
@@ -351,7 +351,7 @@ class RunnableNet:
         parts = (self.path, f"layer '{layer.name}' ({layer.type})", self.pass_name)
         return ": ".join(part for part in parts if part)
 
-    def _check_memory(self, layer: pb.LayerParameter, shapes: Shapes) -> None:
+    def _check_memory(self, layer: pb.LayerParameter, shapes: TensorShapes) -> None:
         """Raise InputError if the blobs of one layer exceed this host's memory."""
         needed = 4 * sum(map(math.prod, (*shapes.tops, *shapes.learned)))
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -359,7 +359,7 @@ class RunnableNet:
             what = f"needs {needed / 2**30:,.0f} GiB for its blobs, but this host has {memory / 2**30:,.0f}"
             raise layer_error(layer, what, "check its sizes")
 
-    def _add_tops(self, layer: pb.LayerParameter, shapes: Shapes) -> list[int]:
+    def _add_tops(self, layer: pb.LayerParameter, shapes: TensorShapes) -> list[int]:
         """Return a new index for each top, even if it is computed in place."""
         for blob in layer.top:
             in_place = blob in layer.bottom
@@ -390,7 +390,7 @@ class RunnableNet:
         if node.weighted:
             node.param.loss_weight[:] = weights
 
-    def _make_blobs(self, layer: pb.LayerParameter, shapes: Shapes) -> list[Tensor]:
+    def _make_blobs(self, layer: pb.LayerParameter, shapes: TensorShapes) -> list[Tensor]:
         """Return a layer's learned blobs: shared by param name, from the shared net, or new and filled."""
         if len(layer.param) > len(shapes.learned):
             raise layer_error(layer, f"has {len(layer.param)} params for {len(shapes.learned)} learned blobs")
@@ -419,7 +419,7 @@ class RunnableNet:
             tensors.append(tensor)
         return tensors
 
-    def _share(self, layer: pb.LayerParameter, spec: pb.ParamSpec, shape: Shape) -> Tensor:
+    def _share(self, layer: pb.LayerParameter, spec: pb.ParamSpec, shape: TensorShape) -> Tensor:
         owner = self._named[spec.name]
         mine, theirs = shape, tuple(owner.tensor.shape)
         is_permissive = spec.share_mode == pb.ParamSpec.PERMISSIVE
@@ -437,7 +437,7 @@ class RunnableNet:
             owner.explicit.add(name)
         return owner.tensor
 
-    def learned_shapes(self) -> dict[str, tuple[Shape, ...]]:
+    def learned_shapes(self) -> dict[str, tuple[TensorShape, ...]]:
         """Return the shapes of the learned blobs by layer, as each layer uses them."""
         return {node.param.name: node.learned for node in self.nodes if node.learned}
 
@@ -536,7 +536,7 @@ class RunnableNet:
             self._reshape(changed)
         return read
 
-    def _source_shapes(self) -> tuple[Shape, ...]:
+    def _source_shapes(self) -> tuple[TensorShape, ...]:
         return tuple(self._shapes[index] for node in self.nodes if node.source for index in node.tops)
 
     def _reshape(self, source: LayerNode) -> None:
@@ -604,7 +604,7 @@ class RunnableNet:
         """Return the blob with this index after a forward pass."""
         return self._values[index].detach()
 
-    def shape(self, index: int) -> Shape:
+    def shape(self, index: int) -> TensorShape:
         """Return the shape of the blob with this index."""
         return self._shapes[index]
 
@@ -653,7 +653,7 @@ def _check_layers(net: pb.NetParameter) -> None:
                     layer, f"cannot write its top over its bottom '{top}'", f'top: "{layer.name}"'
                 )
         if layer.type == "Data":
-            check_data(layer)
+            check_data_layer(layer)
 
 
 def _has_own_shapes(node: LayerNode) -> bool:

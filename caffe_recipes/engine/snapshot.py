@@ -29,7 +29,7 @@ def snapshot_name(prefix: str, iteration: int, suffix: str) -> str:
     return f"{prefix}_iter_{iteration}{suffix}"
 
 
-def check_snapshot_folder(prefix: str) -> None:
+def check_prefix(prefix: str) -> None:
     """Raise InputError if no snapshot can be written with `prefix`. Called before training starts."""
     folder = Path(prefix).parent
     if not folder.is_dir():

@@ -27,7 +27,7 @@ from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import LayerNode, RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.settings import load_net, test_nets, train_net
-from caffe_recipes.engine.snapshot import check_complete, check_snapshot_folder, copy_history, copy_weights
+from caffe_recipes.engine.snapshot import check_complete, check_prefix, copy_history, copy_weights
 from caffe_recipes.engine.solver import SignalRequests, Solver, format_output
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import DataError, DiskFailed, InputError, RunFailed, hint_for
@@ -99,7 +99,7 @@ def list_gpus() -> list[str]:
     return [f"GPU {number}: {torch.cuda.get_device_name(number)}" for number in range(count)]
 
 
-def prepare(
+def prepare_solver(
     param: pb.SolverParameter,
     path: str,
     start: StartPoint,
@@ -111,7 +111,7 @@ def prepare(
     """Return the solver with its nets set up. Raises InputError before anything is written."""
     log.info("solver.cpp:107", "Initializing solver from parameters: \n" + _text(param))
     if param.snapshot or param.snapshot_after_train:
-        check_snapshot_folder(param.snapshot_prefix)
+        check_prefix(param.snapshot_prefix)
     seed = param.random_seed if param.random_seed >= 0 else ranks.entropy
     generator = torch.Generator().manual_seed(seed)
     rank_seed = (seed * ranks.size + ranks.rank) % 2**62

@@ -52,7 +52,7 @@ def match_caffe_opencv() -> None:
     cv2.ipp.setUseIPP(False)  # affects only the calling thread
 
 
-def decode(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
+def decode_datum(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
     """Return a Datum's pixels as (height, width, channels) in BGR. Raises ValueError for a bad image."""
     if not datum.encoded:
         shape = (datum.channels, datum.height, datum.width)

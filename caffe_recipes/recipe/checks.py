@@ -11,9 +11,8 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.wording import did_you_mean
 
 if TYPE_CHECKING:
+    from caffe_recipes.config import Location
     from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe, TensorFlowRecipe
-
-Location = tuple[str | int, ...]
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # as in a recipe's name, which is also a folder's
 

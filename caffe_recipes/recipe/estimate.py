@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from caffe_recipes.cluster.staging import How
+from caffe_recipes.cluster.staging import Way
 from caffe_recipes.cluster.staging.methods import STAGING_S, CopyRates
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.accuracy import Target, describe_target
 from caffe_recipes.recipe.graph import find_evaluated, images_of, total_images
 from caffe_recipes.recipe.model import AnyRecipe, Recipe, TensorFlowRecipe
-from caffe_recipes.recipe.pace import Pace, Shape, measured_pace, order_paces, reported_pace, shape_of
+from caffe_recipes.recipe.pace import Pace, RunSize, measured_pace, order_paces, reported_pace, shape_of
 from caffe_recipes.units import describe_duration
 
 # Added to the computed time, since machines are not always as fast as in a paper.
@@ -55,7 +55,7 @@ class Duration:
         return _ROUND_TO_S * math.ceil((1 + _MARGIN) * self.total_s / _ROUND_TO_S)
 
 
-def estimate_duration(recipe: AnyRecipe, phase: str | None = None, how: How | None = None) -> Duration | None:
+def estimate_duration(recipe: AnyRecipe, phase: str | None = None, how: Way | None = None) -> Duration | None:
     """Return the time of the chain, or of one phase; None if the source does not report the speed.
 
     The data are staged by the method `how`, or by the quicker one, as in `find_staging`. For TFRecords, whose
@@ -76,7 +76,7 @@ def estimate_duration(recipe: AnyRecipe, phase: str | None = None, how: How | No
     return duration_at(recipe, pace.images_per_s, phase, how=how)
 
 
-def describe_limits(recipe: AnyRecipe, phases: Sequence[str | None], how: How | None = None) -> str:
+def describe_limits(recipe: AnyRecipe, phases: Sequence[str | None], how: Way | None = None) -> str:
     """Return what the time limits of some jobs assume, one for each phase, or one for the chain (None)."""
     pace = _source_pace(recipe)
     found = [one for phase in phases if (one := estimate_duration(recipe, phase, how))]
@@ -114,7 +114,7 @@ def duration_at(
     rates: CopyRates | None = None,
     *,
     nodes: int | None = None,
-    how: How | None = None,
+    how: Way | None = None,
 ) -> Duration:
     """Return the time of the chain, or of one phase, at a speed; `nodes` may differ from the recipe's.
 
@@ -180,7 +180,7 @@ class Estimate:
     """
 
     recipe: str
-    shape: Shape
+    shape: RunSize
     images: int
     epochs: float
     pace: Pace
@@ -208,7 +208,7 @@ def estimate_recipe(
     recipe: Recipe,
     paces: Sequence[Pace],
     *,
-    shape: Shape | None = None,
+    shape: RunSize | None = None,
     rates: CopyRates | None = None,
     model_bytes: int | None = None,
     target: Target | None = None,
@@ -246,7 +246,7 @@ def estimate_recipe(
     )
 
 
-def _check_estimable(recipe: Recipe, paces: Sequence[Pace], shape: Shape) -> None:
+def _check_estimable(recipe: Recipe, paces: Sequence[Pace], shape: RunSize) -> None:
     if not paces:
         measured = "stampede2-knl, stampede2-skx or marenostrum4"
         by_log = f"--log runs/{recipe.name}-1 after a first run"
@@ -258,20 +258,22 @@ def _check_estimable(recipe: Recipe, paces: Sequence[Pace], shape: Shape) -> Non
         raise InputError(recipe.name, what, "use fewer nodes, or a smaller batch")
 
 
-def traffic_of(model_bytes: int, shape: Shape, images_per_s: float) -> Traffic:
+def traffic_of(model_bytes: int, shape: RunSize, images_per_s: float) -> Traffic:
     """Return the traffic between the ranks.
 
     Source: arXiv:1711.04291, V-A: after each iteration 256 nodes with one rank each send and receive 98 MB,
     49 GB in total; both units are powers of 1024.
 
-    >>> round(traffic_of(98 << 20, Shape(256, 1, 32), 15000).all_bytes / 2**30)
+    >>> round(traffic_of(98 << 20, RunSize(256, 1, 32), 15000).all_bytes / 2**30)
     49
     """
     in_all = 2 * model_bytes * shape.ranks
     return Traffic(model_bytes, in_all, in_all * images_per_s / shape.global_batch)
 
 
-def _phases(recipe: Recipe, shape: Shape, images_per_s: float, target: Target | None) -> Iterator[PhaseTime]:
+def _phases(
+    recipe: Recipe, shape: RunSize, images_per_s: float, target: Target | None
+) -> Iterator[PhaseTime]:
     all_images = recipe.data.train.images
     trained = [
         (phase.name, images_of(recipe, phase), shape.global_batch * (phase.iter_size or 1))
@@ -285,7 +287,7 @@ def _phases(recipe: Recipe, shape: Shape, images_per_s: float, target: Target | 
         yield PhaseTime(name, iterations, images / all_images, images / images_per_s)
 
 
-def find_staging(recipe: Recipe, nodes: int, rates: CopyRates, how: How | None = None) -> tuple[Staging, ...]:
+def find_staging(recipe: Recipe, nodes: int, rates: CopyRates, how: Way | None = None) -> tuple[Staging, ...]:
     """Return the ways of staging that work everywhere, the quickest first; none if the size is unknown.
 
     Before them, the method `how`, if the user has chosen one.
@@ -296,7 +298,7 @@ def find_staging(recipe: Recipe, nodes: int, rates: CopyRates, how: How | None =
     size = math.ceil(train.size_gb * 1e9)
     # A path below the Caffe root is one folder that all nodes share.
     hosts = nodes if PurePosixPath(train.lmdb).is_absolute() else 1
-    methods: list[How] = ["chain", "copy", *([how] if how else [])]
+    methods: list[Way] = ["chain", "copy", *([how] if how else [])]
     ways = (Staging(way, STAGING_S[way](size, hosts, rates)) for way in dict.fromkeys(methods))
     return tuple(sorted(ways, key=lambda way: (way.how != how, way.seconds)))
 
@@ -311,7 +313,7 @@ def _tensorflow_notes(recipe: Recipe, pace: Pace) -> Iterator[str]:
         yield "the reported speed is that of the TensorFlow run; Caffe's is unknown"
 
 
-def _notes(recipe: Recipe, shape: Shape, target: Target | None) -> Iterator[str]:
+def _notes(recipe: Recipe, shape: RunSize, target: Target | None) -> Iterator[str]:
     if target is not None:
         yield from describe_target(target, shape.global_batch)
     if recipe.data.train.size_gb is None:

@@ -24,11 +24,11 @@ from caffe_recipes.wording import describe_count
 PAPER_IMAGES = 1_280_000
 _SOCKETS_PER_NODE = 2
 
-How = Literal["measured", "interpolated", "beyond"]
+Derivation = Literal["measured", "interpolated", "beyond"]
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredPoint:
     """One measured configuration."""
 
     batch_per_node: int
@@ -52,7 +52,7 @@ class Table:
 
     name: str
     machine: str
-    points: tuple[Point, ...]
+    points: tuple[MeasuredPoint, ...]
     one_node: OneNode
 
 
@@ -69,7 +69,7 @@ class Throughput:
     """Images per second of all nodes, how they were determined, and notes on their reliability."""
 
     images_per_s: float
-    how: How
+    how: Derivation
     scaling: Scaling
     notes: tuple[str, ...] = ()
 
@@ -90,7 +90,7 @@ EPOCHS_VI = (
 )  # fmt: skip
 
 
-def _one_node(among: Point, percent: int, words: str) -> OneNode:
+def _one_node(among: MeasuredPoint, percent: int, words: str) -> OneNode:
     """Derive the speed of one node from the efficiency that the paper prints for a point."""
     derived = f'derived from "{words} {percent}%" at {among.nodes} nodes'
     return OneNode(
@@ -98,8 +98,8 @@ def _one_node(among: Point, percent: int, words: str) -> OneNode:
     )
 
 
-_POINTS_V = tuple(Point(b, n, PAPER_IMAGES / s) for b, n, s in EPOCHS_V)
-_POINTS_VI = tuple(Point(b, n // _SOCKETS_PER_NODE, speed) for b, n, speed, _ in EPOCHS_VI)
+_POINTS_V = tuple(MeasuredPoint(b, n, PAPER_IMAGES / s) for b, n, s in EPOCHS_V)
+_POINTS_VI = tuple(MeasuredPoint(b, n // _SOCKETS_PER_NODE, speed) for b, n, speed, _ in EPOCHS_VI)
 # Section V-A 1: "above 97%" from 1 to 256 KNL nodes; V-A 2: "around 90%" from 1 to 512 CPUs.
 TABLE_V = Table("Table V", "Stampede2", _POINTS_V, _one_node(_POINTS_V[1], 97, "above"))
 TABLE_VI = Table("Table VI", "MareNostrum 4", _POINTS_VI, _one_node(_POINTS_VI[0], 90, "around"))
@@ -138,16 +138,16 @@ def find_throughput(table: Table, nodes: int, batch_per_node: float) -> Throughp
     notes = tuple(_notes(table, used, nodes, batch_per_node))
     asked = (batch_per_node, nodes)
     exact = next((one for one in table.points if (one.batch_per_node, one.nodes) == asked), None)
-    how: How = "measured" if exact else "beyond" if notes else "interpolated"
+    how: Derivation = "measured" if exact else "beyond" if notes else "interpolated"
     one = table.one_node
     reference = f"{one.images_per_s:.1f} images/s with {one.batch_per_node} images per node, {one.derived}"
     images_per_s = exact.images_per_s if exact else nodes * speed
     return Throughput(images_per_s, how, Scaling(efficiency, reference), notes)
 
 
-def _curves(table: Table) -> dict[int, list[Point]]:
+def _curves(table: Table) -> dict[int, list[MeasuredPoint]]:
     """Return the points by local batch, sorted by nodes."""
-    curves: dict[int, list[Point]] = {}
+    curves: dict[int, list[MeasuredPoint]] = {}
     for point in sorted(table.points, key=lambda point: point.nodes):
         curves.setdefault(point.batch_per_node, []).append(point)
     return curves
@@ -196,7 +196,7 @@ def _efficiency(table: Table, batch: int, nodes: int) -> float:
     return there * _printed_efficiency(table, nodes) / _printed_efficiency(table, end)
 
 
-def _node_speed(points: Sequence[Point], nodes: int) -> float:
+def _node_speed(points: Sequence[MeasuredPoint], nodes: int) -> float:
     """Return the images/s per node at a point of a curve, or between two."""
     right = next(point for point in points if point.nodes >= nodes)
     if right.nodes == nodes:
@@ -206,7 +206,7 @@ def _node_speed(points: Sequence[Point], nodes: int) -> float:
     return (left.images_per_s + part * (right.images_per_s - left.images_per_s)) / nodes
 
 
-def _notes(table: Table, used: dict[int, list[Point]], nodes: int, batch: float) -> Iterator[str]:
+def _notes(table: Table, used: dict[int, list[MeasuredPoint]], nodes: int, batch: float) -> Iterator[str]:
     """Yield notes on what is extrapolated beyond the measured points."""
     if not min(used) <= batch <= max(used):
         yield f"outside {table.name}: its nearest local batch is {min(used)} images per node"
@@ -217,9 +217,9 @@ def _notes(table: Table, used: dict[int, list[Point]], nodes: int, batch: float)
             yield f"outside {table.name}, which has {counts} nodes with {each} images per node: extrapolated"
 
 
-Kind = Literal["log", "given", "reported", "measured", "minutes"]
+PaceKind = Literal["log", "given", "reported", "measured", "minutes"]
 # The first known one counts, except that the table comes last if it is extrapolated.
-KINDS: tuple[Kind, ...] = ("log", "given", "reported", "measured", "minutes")
+KINDS: tuple[PaceKind, ...] = ("log", "given", "reported", "measured", "minutes")
 _PAPER_CROP_PX = 224
 
 
@@ -232,7 +232,7 @@ class Pace:
     """
 
     images_per_s: float
-    kind: Kind
+    kind: PaceKind
     source: str
     notes: tuple[str, ...] = ()
     is_elsewhere: bool = False
@@ -240,7 +240,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Shape:
+class RunSize:
     """Numbers of nodes, ranks per node and images per rank, which may differ from the recipe's."""
 
     nodes: int
@@ -263,10 +263,10 @@ class Shape:
         return self.ranks * self.batch_per_rank
 
 
-def shape_of(recipe: Recipe) -> Shape:
+def shape_of(recipe: Recipe) -> RunSize:
     """Return the shape that the recipe gives."""
     cluster = recipe.cluster
-    return Shape(cluster.nodes, cluster.ranks_per_node, cluster.batch_per_rank)
+    return RunSize(cluster.nodes, cluster.ranks_per_node, cluster.batch_per_rank)
 
 
 def reported_pace(recipe: AnyRecipe) -> Pace | None:
@@ -299,7 +299,7 @@ def given_pace(images_per_s: float) -> Pace:
 
 
 def measured_pace(
-    recipe: Recipe, machine: str | None, shape: Shape, node: tuple[int | None, int | None] | None = None
+    recipe: Recipe, machine: str | None, shape: RunSize, node: tuple[int | None, int | None] | None = None
 ) -> Pace | None:
     """Return the speed from the paper's table of a machine; None without a table, or for another net.
 
@@ -321,7 +321,7 @@ def measured_pace(
     return Pace(found.images_per_s, "measured", source, tuple(notes), scaling=found.scaling)
 
 
-def order_paces(paces: Iterable[Pace], by: Kind | None = None) -> list[Pace]:
+def order_paces(paces: Iterable[Pace], by: PaceKind | None = None) -> list[Pace]:
     """Return the speeds in order of preference: the requested kind first, then in the order of KINDS.
 
     A measured speed with notes comes after the others, since a source's report of its own run is closer.
@@ -369,7 +369,7 @@ def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pa
     return Pace(images / seconds, "log", f"{paths[0]}{several}", tuple(notes))
 
 
-def moved_pace(pace: Pace, recipe: Recipe, shape: Shape, tabled: tuple[Pace, Pace] | None = None) -> Pace:
+def moved_pace(pace: Pace, recipe: Recipe, shape: RunSize, tabled: tuple[Pace, Pace] | None = None) -> Pace:
     """Scale a speed of the recipe's own shape to another; a `measured` one is returned unchanged.
 
     `tabled` holds a table's speeds for both shapes, the own one first, which give the proportion. Without it,

@@ -54,7 +54,7 @@ def translate(recipe: Recipe, dialect: str) -> Recipe:
         return recipe
     parts = find_inexact(recipe, dialect)
     if parts:
-        raise refusal(recipe, dialect, parts)
+        raise translation_error(recipe, dialect, parts)
     phases = tuple(_translate_phase(recipe, phase, judge) for phase in recipe.phases)
     changes = {
         "name": f"{recipe.name}-{dialect}",
@@ -81,7 +81,7 @@ def find_inexact(recipe: Recipe, dialect: str) -> list[Part]:
     return found
 
 
-def refusal(recipe: AnyRecipe, dialect: str, parts: list[Part]) -> RecipeError:
+def translation_error(recipe: AnyRecipe, dialect: str, parts: list[Part]) -> RecipeError:
     """Return the error for a recipe that cannot be translated, which names the first part."""
     have = plural(len(parts), "has", "have")
     what = f"{describe_count(len(parts), 'part')} {have} no exact equivalent in {TITLES[dialect]}"

@@ -13,7 +13,7 @@ from caffe_recipes.caffe.dialects.check import (
     check_message,
 )
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
-from caffe_recipes.recipe.translate import Part, find_inexact, refusal, translate
+from caffe_recipes.recipe.translate import Part, find_inexact, translate, translation_error
 from caffe_recipes.render.prototxts import build_for, build_solver
 
 # The key of the recipe that determines a field of its nets.
@@ -37,7 +37,7 @@ def translate_whole(recipe: AnyRecipe, dialect: str) -> AnyRecipe:
     """
     parts = find_parts(recipe, dialect)
     if parts:
-        raise refusal(recipe, dialect, parts)
+        raise translation_error(recipe, dialect, parts)
     return translate(recipe, dialect) if isinstance(recipe, Recipe) else recipe
 
 

@@ -124,8 +124,8 @@ def _times_before(recipe: Recipe, phase: Phase) -> str:
 
 
 # The name and the tops of a data layer.
-Blobs = tuple[str, Sequence[str]]
-_USUAL: Blobs = ("data", ("data", "label"))
+DataTops = tuple[str, Sequence[str]]
+_USUAL: DataTops = ("data", ("data", "label"))
 
 
 def reads_other_files(layer: pb.LayerParameter) -> bool:
@@ -147,7 +147,7 @@ def find_program_data(net: pb.NetParameter) -> Iterator[tuple[int, str, str]]:
 
 
 def build_data_layers(
-    recipe: Recipe, variant: NetVariant, train_blobs: Blobs = _USUAL, test_blobs: Blobs = _USUAL
+    recipe: Recipe, variant: NetVariant, train_blobs: DataTops = _USUAL, test_blobs: DataTops = _USUAL
 ) -> list[pb.LayerParameter]:
     """Return the data layers of one net; crops and mirrors are random in TRAIN only."""
     train, test = recipe.data.train, recipe.data.test
@@ -273,7 +273,7 @@ def _check_sources(own: Document[pb.NetParameter], recipe: Recipe) -> None:
         raise RecipeError(where, f"layer '{layer.name}' {what}", hint)
 
 
-def _blobs_of(layers: Sequence[pb.LayerParameter], phase: int) -> Blobs:
+def _blobs_of(layers: Sequence[pb.LayerParameter], phase: int) -> DataTops:
     """Return the name and tops of a net's own data layer for a phase, or else of its first data layer."""
     of_phase = [one for one in layers if any(rule.phase == phase for rule in one.include)]
     return next(((one.name, tuple(one.top)) for one in (*of_phase, *layers)), _USUAL)

@@ -21,7 +21,7 @@ from caffe_recipes.cluster.launchers.hydra import FABRIC_OPTIONS, STRICT_SSH
 from caffe_recipes.cluster.launchers.launcher import RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.slurm.calls import SBATCH_UNSET
 from caffe_recipes.cluster.slurm.jobs import render_limit
-from caffe_recipes.cluster.staging import How
+from caffe_recipes.cluster.staging import Way
 from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.graph import find_evaluated, images_of
@@ -227,7 +227,7 @@ def _unset_words() -> str:
 TRAINING_JOB = "tf_train.sbatch"
 
 
-def limit_s(recipe: AnyRecipe, phase: str | None = None, how: How | None = None) -> int | None:
+def limit_s(recipe: AnyRecipe, phase: str | None = None, how: Way | None = None) -> int | None:
     """Return the time limit in seconds for the chain or a phase; None if its speed is unknown.
 
     `how` is the method of staging that the user has chosen, if any.

@@ -21,7 +21,7 @@ from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
 
-Kind = Literal["recipe", "net", "file", "folder"]
+GivenKind = Literal["recipe", "net", "file", "folder"]
 
 _MAX_CHARACTERS = 1_000_000
 _START_BYTES = 512
@@ -39,7 +39,7 @@ class Named:
     a family, `FILE.yaml:row`.
     """
 
-    kind: Kind
+    kind: GivenKind
     path: str
     net: str = ""
 
@@ -106,7 +106,7 @@ def find_named(text: str) -> Named | None:
     return None
 
 
-def require_named(text: str, kinds: Collection[Kind], wanted: str) -> Named:
+def require_named(text: str, kinds: Collection[GivenKind], wanted: str) -> Named:
     """Resolve an argument that must be of one of these kinds; `wanted` is what to give otherwise.
 
     Raises InputError if nothing has that name, or if it is of another kind.

@@ -21,7 +21,7 @@ from types import TracebackType
 
 from caffe_recipes.cluster.hosts import open_all
 from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed, hint_for
-from caffe_recipes.run.context import Run, Setting
+from caffe_recipes.run.context import Run, RunSetup
 from caffe_recipes.run.events import Branched, Created, Failed, Launch, RunStarted, RunState
 from caffe_recipes.run.journal import JOURNAL, Journal, find_open_launches, name_branch
 from caffe_recipes.run.phase import note_stop, train
@@ -30,10 +30,10 @@ from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.recovery import with_retries
 from caffe_recipes.run.signals import Interrupted
 from caffe_recipes.run.snapshots import verify_kept
-from caffe_recipes.run.trainer import RunPlan, Training
+from caffe_recipes.run.trainer import Training, TrainingPlan
 
 
-def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
+def train_branch(run: Run, training: Training, setting: RunSetup) -> RunSetup:
     """Train a branch to its end on the hosts of a setting, and record that in the run's journal.
 
     Returns the setting with the hosts that the branch ended on, some of which may be former spares. Raises
@@ -55,7 +55,7 @@ def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
     return branch.setting
 
 
-def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
+def _open_branch(run: Run, training: Training, setting: RunSetup) -> Run:
     """Return the run of a branch, with its folder and journal, and announce it in the main journal."""
     phase, state = training.phase, run.journal.state()
     folder = f"{run.folder}/branches/{phase}"
@@ -77,7 +77,7 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
         run,
         id=name,
         setting=setting,
-        plan=RunPlan(run.plan.files, (training,)),
+        plan=TrainingPlan(run.plan.files, (training,)),
         folder=folder,
         journal=journal,
         reporter=reporter,
@@ -115,7 +115,7 @@ class BranchThreads:
             self.raise_failure()
             self._run.interrupts.raise_asked()
 
-    def start(self, setting: Setting, adopted: str | None = None, *, takes_more: bool = True) -> None:
+    def start(self, setting: RunSetup, adopted: str | None = None, *, takes_more: bool = True) -> None:
         """Start a thread that trains on the hosts of a setting.
 
         It begins with the phase `adopted`, which a killed run left training there, and then, if `takes_more`,
@@ -169,7 +169,7 @@ class BranchThreads:
             phases = ", ".join(self._training)
             self._run.notify(f"{error}; waiting for {phases} to finish first")
 
-    def _work(self, setting: Setting, first: Training | None, takes_more: bool) -> None:
+    def _work(self, setting: RunSetup, first: Training | None, takes_more: bool) -> None:
         try:
             training = first or (self._next() if takes_more else None)
             while training is not None:
@@ -201,7 +201,7 @@ class BranchThreads:
         return None
 
 
-def on_hosts(setting: Setting, names: Sequence[str]) -> Setting:
+def on_hosts(setting: RunSetup, names: Sequence[str]) -> RunSetup:
     """Return a setting with other hosts, and without spares: those are shared by the whole run."""
     return replace(setting, hosts=open_all(names, setting.connect), spares=())
 
@@ -235,7 +235,7 @@ class BranchPlan:
     is_held: bool = False
 
 
-def plan_branches(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Setting, BranchPlan]:
+def plan_branches(setting: RunSetup, plan: TrainingPlan, state: RunState) -> tuple[RunSetup, BranchPlan]:
     """Plan which phases train in parallel; return the setting with the remaining spares, and the plan.
 
     With --side-by-side these are all branches except those that the main line's hosts have already started;
@@ -277,7 +277,7 @@ def plan_branches(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Set
     )
 
 
-def _find_running(setting: Setting, plan: RunPlan, state: RunState, *, is_done: bool) -> list[Launch]:
+def _find_running(setting: RunSetup, plan: TrainingPlan, state: RunState, *, is_done: bool) -> list[Launch]:
     """Return the launches of a killed run that are still training branches.
 
     Raises InputError for one that is in the way. A branch on the hosts of the main line is in the way unless
@@ -296,7 +296,7 @@ def _find_running(setting: Setting, plan: RunPlan, state: RunState, *, is_done: 
     return [launch for launch in running if launch != state.launch]
 
 
-def _find_beside(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Training, ...]:
+def _find_beside(setting: RunSetup, plan: TrainingPlan, state: RunState) -> tuple[Training, ...]:
     """Return the branches that train in parallel with the main line."""
     beside: dict[str, Training] = {}
     for step in plan.trainings:

@@ -248,7 +248,7 @@ class Caffe(Trainer):
             {"net.prototxt": render_prototxt(trial_net()), **texts},
             {f"lr_policy {name}": ("train", f"{_SOLVER}{names[name]}") for name in solvers},
             f"trains, and supports lr_policy {', '.join(solvers)}",
-            judge_trial,
+            judge_caffe_trial,
         )
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
@@ -256,7 +256,7 @@ class Caffe(Trainer):
         return dict(summary.mean_outputs)
 
 
-def judge_trial(attempt: Attempt, limit_s: float) -> str | None:
+def judge_caffe_trial(attempt: Attempt, limit_s: float) -> str | None:
     """Return what went wrong in an attempt, according to its log; None if nothing did."""
     lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
     summary: LogSummary = read_log(attempt.log.splitlines())

@@ -25,7 +25,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.errors import ClusterError, InputError, RunFailed, WeightsError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.run.caffe_data import CaffeData
-from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
+from caffe_recipes.run.snapshots import as_failure, fetch_trained_file, keep_parts, verify_digest
 from caffe_recipes.run.trainer import Checkpoint, ModelFiles, Training
 
 _MODEL, _STATE = ".caffemodel", ".solverstate"
@@ -102,11 +102,11 @@ class CaffeModels(ModelFiles):
         with keep_parts(root / kept, root / model) as (state_part, model_part):
             path = at
             try:
-                state_sha256 = fetch_file(host, root, at, state_part)
+                state_sha256 = fetch_trained_file(host, root, at, state_part)
                 message = _load_state(state_part, net, training.last_iter)
                 _check_names(root, message, iteration, beside)
                 path = beside
-                model_sha256 = fetch_file(host, root, beside, model_part)
+                model_sha256 = fetch_trained_file(host, root, beside, model_part)
                 verify_weights(model_part, net)
             except (InputError, ClusterError) as error:
                 raise as_failure(error, host, path, "the checkpoint") from None

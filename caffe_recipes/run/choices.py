@@ -11,7 +11,7 @@ from dataclasses import replace
 from caffe_recipes.cluster.launchers.launcher import thread_environment
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.run.context import Setting
+from caffe_recipes.run.context import RunSetup
 from caffe_recipes.run.events import Chosen
 from caffe_recipes.run.preflight.nodes import ask_facts
 from caffe_recipes.wording import printable
@@ -20,7 +20,7 @@ _QUERY_S = 60.0  # PyTorch may be on a slow disk
 _GPU = re.compile(r"^GPU (\d{1,3}): (.{1,200})$", re.MULTILINE)
 
 
-def choose_for_machine(setting: Setting) -> Setting:
+def choose_for_machine(setting: RunSetup) -> RunSetup:
     """Return the setting with the threads and the GPU that its recipe leaves open; its first host is asked.
 
     Nothing is chosen on a host that does not answer, which the preflight reports.
@@ -40,7 +40,7 @@ def choose_for_machine(setting: Setting) -> Setting:
     return replace(setting, recipe=_with_threads(recipe, chosen), environment=environment, chosen=chosen)
 
 
-def _find_gpu(setting: Setting) -> tuple[int | None, str]:
+def _find_gpu(setting: RunSetup) -> tuple[int | None, str]:
     """Return the number and the name of the first GPU that caffe-torch can use; None and "" without one."""
     done = setting.hosts[0].run(setting.trainer_argv(("device_query",)), _QUERY_S)
     found = _GPU.search(done.stdout)

@@ -25,7 +25,7 @@ from rich.text import Text
 from caffe_recipes.recipe.model import AnyRecipe, Reported
 from caffe_recipes.run.events import Event, Finish, RunState
 from caffe_recipes.run.preflight.findings import CheckResult
-from caffe_recipes.run.trainer_log import Progress
+from caffe_recipes.run.trainer_log import PhaseProgress
 from caffe_recipes.run.training_plan import plan_steps
 from caffe_recipes.units import describe_duration, write_clock
 from caffe_recipes.wording import escape_commands, one_line, printable
@@ -103,7 +103,7 @@ class _Live:
         self._rates: dict[str, float] = {}
         self._changing = threading.Lock()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: PhaseProgress) -> None:
         with self._changing:
             # Caffe prints an iteration's rate after its loss: until then the one before stays.
             known = self._rates.get(progress.phase) if progress.rate is None else progress.rate
@@ -118,7 +118,7 @@ class _Live:
             self._bar.update(self._tasks[progress.phase], line=line)
             self._bar.start()
 
-    def _draw(self, progress: Progress) -> Text:
+    def _draw(self, progress: PhaseProgress) -> Text:
         """Return the progress line: the columns that fit, at fixed positions, and a bar."""
         columns = _columns_within(progress, self._console.width)
         width = _bar_width(columns, self._console.width)
@@ -212,7 +212,7 @@ class Reporter:
         )
         return wrapped or [text]
 
-    def show_progress(self, progress: Progress) -> None:
+    def show_progress(self, progress: PhaseProgress) -> None:
         """Show the progress of a phase: update its live line, or print a line if one is due."""
         if self._console.is_terminal:
             self._shown.add(progress.phase)
@@ -221,7 +221,7 @@ class Reporter:
             self._due = self._clock() + PROGRESS_INTERVAL_S
             self.show_progress_line(progress)
 
-    def show_progress_line(self, progress: Progress) -> None:
+    def show_progress_line(self, progress: PhaseProgress) -> None:
         """Print the progress of a phase as a plain line."""
         columns = (text for text in _columns_of(progress).values() if text)
         line = f"  {'  '.join(columns)}".rstrip()
@@ -271,7 +271,7 @@ def describe_accuracy(source: Reported, outputs: Mapping[str, float]) -> list[st
     return lines
 
 
-def _columns_of(progress: Progress, *, is_narrow: bool = False) -> dict[str, str]:
+def _columns_of(progress: PhaseProgress, *, is_narrow: bool = False) -> dict[str, str]:
     """Return the columns of a phase's progress by name, padded to their largest width; the bar is empty.
 
     Unknown values are blank, so that the columns do not move when they become known. Narrow columns use
@@ -321,7 +321,7 @@ def _write_loss(loss: float) -> str:
     return next(text for digits in (4, 3, 2, 1) if len(text := f"{loss:#.{digits}g}") <= 7)
 
 
-def _columns_within(progress: Progress, width: int) -> dict[str, str]:
+def _columns_within(progress: PhaseProgress, width: int) -> dict[str, str]:
     """Return the columns that have room beside a bar: all, all in short words, or as many as fit."""
     columns = _columns_of(progress)
     if _bar_width(columns, width) >= _SHORTEST_BAR:

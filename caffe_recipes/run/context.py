@@ -25,7 +25,7 @@ from caffe_recipes.cluster.launchers.launcher import RankLaunch, with_modules
 from caffe_recipes.cluster.profiles import LauncherDefaults, Profile, find_caffe_root, load_profile
 from caffe_recipes.cluster.remote import NodeRefusal, check_trust
 from caffe_recipes.cluster.slurm.this_job import slurm_hosts
-from caffe_recipes.cluster.staging import How
+from caffe_recipes.cluster.staging import Way
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.quoting import is_quotable
@@ -39,7 +39,7 @@ from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.policy import Policy, check_policy
 from caffe_recipes.run.process import StartTrainer, launch_trainer
 from caffe_recipes.run.signals import Interrupts
-from caffe_recipes.run.trainer import RunPlan, Trainer
+from caffe_recipes.run.trainer import Trainer, TrainingPlan
 from caffe_recipes.run.trainer_log import LogTail
 from caffe_recipes.run.training_plan import bind_ranks, find_trainer, plan_launch
 from caffe_recipes.trust import is_open, is_sticky, is_trusted
@@ -73,7 +73,7 @@ class StageOptions:
     root: Path = Path()
     hostfile: Path | None = None
     lmdb_source: Path | None = None
-    how: How | None = None
+    how: Way | None = None
     profile: str | None = None
     is_whole: bool = False
 
@@ -91,7 +91,7 @@ class RunOptions(StageOptions):
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunSetup:
     """A recipe and the resolved environment of its run: folders, hosts, programs, options.
 
     `environment` is added to this process's environment for the launcher. `profile` lacks the launcher
@@ -113,7 +113,7 @@ class Setting:
     refused_options: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     stale: str = ""
-    how: How | None = None
+    how: Way | None = None
     stop_grace_s: float = STOP_GRACE_S
     policy: Policy = field(default_factory=Policy)
     side_by_side: bool = False
@@ -170,7 +170,7 @@ class Setting:
         return str(self.root / path)
 
 
-def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Setting:
+def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> RunSetup:
     """Return the setting of a run: its hosts, programs and environment.
 
     Raises InputError if the hostfile or the trainer is missing, or if the launcher cannot follow the policy,
@@ -195,7 +195,7 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
     known, refused = drop_refused_options(bind_ranks(profile, recipe), path)
     own = trainer.environment(root)
     environment = {**own, **plan_launch(recipe, profile, names, "", path).process_environment()}
-    return Setting(
+    return RunSetup(
         recipe=recipe,
         root=root,
         hosts=open_all(names, connect_to),
@@ -500,8 +500,8 @@ class Run:
     """
 
     id: str
-    setting: Setting
-    plan: RunPlan
+    setting: RunSetup
+    plan: TrainingPlan
     folder: str
     journal: Journal
     reporter: Reporter

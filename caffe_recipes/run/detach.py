@@ -27,7 +27,7 @@ from caffe_recipes.run.journal import JOURNAL, load_journal
 from caffe_recipes.run.training_plan import plan_steps
 
 # Gets a line of the run's output, and whether the line is about a failure.
-Relay = Callable[[str, bool], None]
+RelayLine = Callable[[str, bool], None]
 _POLL_S = 0.1
 _CHUNK = 1 << 16
 
@@ -46,7 +46,7 @@ def detach(
     root: Path,
     recipe: AnyRecipe,
     train: Callable[[Observer], object],
-    relay: Relay,
+    relay: RelayLine,
 ) -> Detached | None:
     """Call `train` in a process that is detached from the terminal; return None in it once that has ended.
 
@@ -121,7 +121,7 @@ class _Output:
             what = f"cannot be written: {error.strerror}"
             raise InputError(self.path, what, hint_for(error, "check the Caffe root")) from None
 
-    def relay(self, pipe: int, to: Relay) -> None:
+    def relay(self, pipe: int, to: RelayLine) -> None:
         """Read the new output and reports, and pass the output to a function, one whole line at a time.
 
         The reports are read last: a failure is reported before it is printed.
@@ -185,7 +185,7 @@ def _detach_from_terminal(output: int, pipe: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _wait(pid: int, output: _Output, pipe: int, relay: Relay) -> Detached:
+def _wait(pid: int, output: _Output, pipe: int, relay: RelayLine) -> Detached:
     """Wait for the first launch, or for the end of the run; pass a Ctrl-C until then on to the run."""
     while True:
         try:

@@ -81,11 +81,11 @@ class EnsembleResult:
 
 
 # Runs an argv in a folder, with an environment, and with its output in a file; returns its exit code.
-Call = Callable[[Sequence[str], Path, Mapping[str, str], BinaryIO], int]
+CallProgram = Callable[[Sequence[str], Path, Mapping[str, str], BinaryIO], int]
 
 
 def call_program(argv: Sequence[str], folder: Path, environment: Mapping[str, str], output: BinaryIO) -> int:
-    """Run a program as `Call` says. Raises OSError if it does not start."""
+    """Run a program as `CallProgram` says. Raises OSError if it does not start."""
     return subprocess.run(
         argv,
         cwd=folder,
@@ -98,7 +98,7 @@ def call_program(argv: Sequence[str], folder: Path, environment: Mapping[str, st
 
 
 def measure_ensemble(
-    run: str, options: EnsembleOptions, say: Callable[[str], None], call: Call = call_program
+    run: str, options: EnsembleOptions, say: Callable[[str], None], call: CallProgram = call_program
 ) -> EnsembleResult:
     """Return the accuracies of the members and of their average; the run is neither locked nor changed.
 
@@ -132,7 +132,7 @@ def measure_ensemble(
     )
 
 
-def _find_place(folder: Path, call: Call) -> PredictionEnv:
+def _find_place(folder: Path, call: CallProgram) -> PredictionEnv:
     path = search_path(ours_first=True)
     return PredictionEnv(folder, folder.parent.parent, find_our_trainer(path), path, call)
 
@@ -371,7 +371,7 @@ class PredictionEnv:
     root: Path
     program: str
     path: str
-    call: Call
+    call: CallProgram
 
 
 @dataclass(frozen=True)

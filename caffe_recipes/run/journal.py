@@ -32,8 +32,8 @@ Clock = Callable[[], float]
 FULL_DISK_WAIT_S = 60.0
 _PAUSE_S = 1.0
 _FLAGS = os.O_RDWR | os.O_APPEND
-State = TypeVar("State")
-Fold = Callable[[State, str, Mapping[str, Any], float], State]
+Folded = TypeVar("Folded")
+Fold = Callable[[Folded, str, Mapping[str, Any], float], Folded]
 
 
 class JournalError(InputError):
@@ -41,8 +41,8 @@ class JournalError(InputError):
 
 
 def fold_lines(
-    text: str, where: str | Path, fold: Fold[State], state: State, hint: str, *, is_start: bool = True
-) -> State:
+    text: str, where: str | Path, fold: Fold[Folded], state: Folded, hint: str, *, is_start: bool = True
+) -> Folded:
     """Fold the complete lines of a text into a state, each with its event's name, its fields and its time.
 
     `is_start` is set for the beginning of a file, where the format number is. `hint` is what to do with a

@@ -9,7 +9,7 @@ import posixpath
 from pathlib import Path
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hosts import DIGEST_S, ask_all, file_digest, open_all, try_each
+from caffe_recipes.cluster.hosts import DIGEST_S, ask_all, open_all, remote_sha256, try_each
 from caffe_recipes.errors import HostFailed, InputError, RunFailed, WeightsError, hint_for_reason
 from caffe_recipes.render.tree import find_differences, write_files
 from caffe_recipes.run.context import LaunchFailed, Run
@@ -21,7 +21,7 @@ from caffe_recipes.run.snapshots import (
     verify_digest,
     verify_kept,
 )
-from caffe_recipes.run.staging import check_data, find_staging_env, refusal, stage_run
+from caffe_recipes.run.staging import check_data, find_staging_env, stage_run, staging_error
 from caffe_recipes.run.training_plan import find_step
 
 
@@ -100,7 +100,7 @@ def stage_data(run: Run) -> None:
         run.emit(Staged(place, size, sent, setting.show(setting.lmdb_source)))
     failed = [(each.host, each.reason) for each in placed if each.outcome == "failed"]
     if failed:
-        raise refusal(failed, place, len(placed))
+        raise staging_error(failed, place, len(placed))
     check_data(setting, "train")
     if setting.trainer.data.tests_on_ranks:
         check_data(setting, "test")
@@ -130,7 +130,7 @@ def check_hosts_read(run: Run, path: str, sha256: str, net: str, *, is_launched:
     Once the ranks are launched, hosts that do not answer are ignored, since their heartbeats are watched.
     """
     distant, at = [host for host in run.setting.hosts if not host.is_local], run.setting.path(path)
-    for answer in ask_all(distant, lambda host: file_digest(host, at), DIGEST_S):
+    for answer in ask_all(distant, lambda host: remote_sha256(host, at), DIGEST_S):
         if answer.error and is_launched:
             continue
         what = answer.error.what if answer.error else "differs from the file here"
@@ -175,7 +175,7 @@ def _find_intact_copy(run: Run, path: str, sha256: str) -> Host | None:
     hosts = (*setting.hosts, *open_all(others, setting.connect))
 
     def lacks(host: Host) -> str | None:
-        return None if file_digest(host, path) == sha256 else "has another file"
+        return None if remote_sha256(host, path) == sha256 else "has another file"
 
     without = try_each(hosts, lacks, DIGEST_S)
     return next((host for host in hosts if host.name not in without), None)

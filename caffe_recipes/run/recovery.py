@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from caffe_recipes.cluster.hosts import CONNECT_ALL_S, try_each
 from caffe_recipes.errors import ClusterError
-from caffe_recipes.run.context import LaunchFailed, Run, Setting, SnapshotOutOfReach, Spares
+from caffe_recipes.run.context import LaunchFailed, Run, RunSetup, SnapshotOutOfReach, Spares
 from caffe_recipes.run.events import Failed, Replaced, Retrying
 from caffe_recipes.run.phase import find_dead
 from caffe_recipes.run.prepare import prepare
@@ -69,7 +69,7 @@ def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
     return run
 
 
-def replace_hosts(setting: Setting, bad: Collection[str], run: Run | None = None) -> Setting:
+def replace_hosts(setting: RunSetup, bad: Collection[str], run: Run | None = None) -> RunSetup:
     """Return a setting with spares in place of bad hosts. Raises LaunchFailed if there are too few."""
     hosts, spares = list(setting.hosts), run.spares if run is not None else Spares(setting.spares)
     rejected: list[str] = []

@@ -30,7 +30,7 @@ from caffe_recipes.run.context import (
     Observer,
     Run,
     RunOptions,
-    Setting,
+    RunSetup,
     Spares,
     check_submitted,
     find_setting,
@@ -74,8 +74,8 @@ from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import check_over
 from caffe_recipes.run.snapshots import check_interval, delete_parts, verify_kept
-from caffe_recipes.run.trainer import RunPlan, Training
-from caffe_recipes.run.training_plan import plan_chain, plan_steps
+from caffe_recipes.run.trainer import Training, TrainingPlan
+from caffe_recipes.run.training_plan import plan_steps, plan_training
 from caffe_recipes.wording import describe_count, describe_names
 
 
@@ -155,7 +155,7 @@ def run_chain(
         found = find_setting(recipe, options, _closing(connect, stack))
         setting = replace(choose_for_machine(found), start=start)
         name = f"{RUNS}/{folder.name}"
-        plan = plan_chain(recipe, name, options.until)
+        plan = plan_training(recipe, name, options.until)
         check_interval(plan, setting.policy.checkpoint_every)
         plan_branches(setting, plan, state)
         RecipeLock(setting.root, recipe.name).check()
@@ -264,7 +264,7 @@ def _open_latest(
     return journal
 
 
-def _acquire_locks(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:
+def _acquire_locks(setting: RunSetup, state: RunState, stack: ExitStack) -> RecipeLock:
     """Acquire both locks of the recipe.
 
     The trainer's lock is shared with trainers that are taken over; else it is acquired once no trainer holds
@@ -280,7 +280,7 @@ def _acquire_locks(setting: Setting, state: RunState, stack: ExitStack) -> Recip
     return lock
 
 
-def _preflight(setting: Setting, plan: RunPlan, state: RunState, reporter: Reporter) -> Setting:
+def _preflight(setting: RunSetup, plan: TrainingPlan, state: RunState, reporter: Reporter) -> RunSetup:
     """Run the preflight; return the setting without unfit spares, and with bad hosts replaced by spares.
 
     Raises the first error if the policy is not to replace hosts, or there are too few spares.

@@ -26,7 +26,7 @@ from caffe_recipes.errors import (
     WeightsError,
     hint_for,
 )
-from caffe_recipes.run.trainer import Checkpoint, RunPlan
+from caffe_recipes.run.trainer import Checkpoint, TrainingPlan
 
 
 class BadSnapshot(RunFailed):
@@ -49,14 +49,14 @@ def fetch_snapshot(
     """
     with keep_parts(to) as (part,):
         try:
-            digest = fetch_file(host, root, path, part, stamp)
+            digest = fetch_trained_file(host, root, path, part, stamp)
             check(part)
         except (InputError, ClusterError) as error:
             raise as_failure(error, host, path, "the snapshot") from None
     return digest
 
 
-def fetch_file(host: Host, root: Path, path: str, part: Path, stamp: str | None = None) -> str:
+def fetch_trained_file(host: Host, root: Path, path: str, part: Path, stamp: str | None = None) -> str:
     """Copy a file that a training has written from a host to `part`; return its SHA-256.
 
     Raises WeightsError if the file is missing, still has the old `stamp`, is not ours, or arrives changed,
@@ -230,7 +230,7 @@ def choose_interval(every: int, needed: Iterable[int]) -> int:
     return next(n for n in range(every, 0, -1) if common % n == 0)
 
 
-def check_interval(plan: RunPlan, every: int | None) -> None:
+def check_interval(plan: TrainingPlan, every: int | None) -> None:
     """Raise InputError if a phase's required snapshots force checkpoints to be much closer than asked for."""
     for step in plan.trainings if every else ():
         found = choose_interval(every or 1, step.snapshots_at)

@@ -17,7 +17,7 @@ from caffe_recipes.cluster.commands import COMMAND_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, LocalHost, ask_all, first_error, opened
 from caffe_recipes.cluster.launchers.launcher import RankLaunch
 from caffe_recipes.cluster.profiles import LauncherDefaults, Profile
-from caffe_recipes.cluster.staging import How
+from caffe_recipes.cluster.staging import Way
 from caffe_recipes.cluster.staging.file_sets import FileSet
 from caffe_recipes.cluster.staging.methods import CopyRates
 from caffe_recipes.cluster.staging.relay import DATA
@@ -28,7 +28,7 @@ from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import (
     Connect,
     FoundHosts,
-    Setting,
+    RunSetup,
     StageOptions,
     drop_refused_options,
     find_hosts,
@@ -70,7 +70,7 @@ def stage_recipe(
         return _stage_sets(hosts, sets, ways, say)
 
 
-def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost, ...]:
+def stage_run(setting: RunSetup, ways: StagingEnv, say: Say) -> tuple[StagedHost, ...]:
     """Stage the training data on the hosts of a run that lack it, if the source exists.
 
     Raises ClusterError for a source that another user could have put there.
@@ -100,7 +100,7 @@ def _stage_sets(
     return tuple(found[host.name] for host in hosts if host.name in found)
 
 
-def find_staging_env(profile: Profile, how: How | None) -> StagingEnv:
+def find_staging_env(profile: Profile, how: Way | None) -> StagingEnv:
     """Return how staging can work here, by the launchers that are found and by the profile."""
     return StagingEnv(
         rates=find_rates(profile), how=how, chain=find_chain_env(profile), here=profile.head or ""
@@ -154,10 +154,10 @@ def staging_hint(reason: str) -> str:
     return hint_for_reason(reason, "free space, move the old data away, or repair the host")
 
 
-def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> ClusterError:
+def staging_error(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> ClusterError:
     """Return the error for hosts that cannot be staged, given (host, reason) pairs; it names the first.
 
-    >>> refusal([("a", "has a different LMDB"), ("c", "is down")], "/tmp/lmdb", 4).without_hint
+    >>> staging_error([("a", "has a different LMDB"), ("c", "is down")], "/tmp/lmdb", 4).without_hint
     'a:/tmp/lmdb: has a different LMDB (and 1 more of 4 hosts failed)'
     """
     host, reason = failed[0]
@@ -226,7 +226,7 @@ _HINTS = {
 
 
 def ask_about_data(
-    setting: Setting, part: DataPart, hosts: Sequence[Host], *, may_be_absent: bool = True
+    setting: RunSetup, part: DataPart, hosts: Sequence[Host], *, may_be_absent: bool = True
 ) -> tuple[Answer[object], ...]:
     """Ask hosts who could have put the data there; the error of an answer names the folder and its owner.
 
@@ -257,7 +257,7 @@ def check_source_access(root: Path, paths: Sequence[str]) -> None:
     remote.check_trust(LocalHost(), "read", folder, str(root), *rest, timeout_s=limit_s, hint=_SOURCE_HINT)
 
 
-def check_data(setting: Setting, part: DataPart, *, may_be_absent: bool = False) -> None:
+def check_data(setting: RunSetup, part: DataPart, *, may_be_absent: bool = False) -> None:
     """Raise ClusterError if another user could have put the data there that a run reads."""
     error = first_error(ask_about_data(setting, part, setting.hosts, may_be_absent=may_be_absent))
     if error is not None:

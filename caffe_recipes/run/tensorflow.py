@@ -23,8 +23,8 @@ from caffe_recipes.caffe.logs import (
     BatchOutput,
     Done,
     Entry,
-    Event,
     Fatal,
+    LogEvent,
     LogSummary,
     Loss,
     MeanOutput,
@@ -305,7 +305,9 @@ class TensorFlow(Trainer):
         ]
         all_well = "imports both libraries, and the programs know their flags"
         attempts = {"the programs": ("-P", "trial.py", json.dumps(tried))}
-        return Trial({"trial.py": _TRIAL, **ours}, attempts, all_well, judge_trial, ("-P", "-c", _PRINT_RANK))
+        return Trial(
+            {"trial.py": _TRIAL, **ours}, attempts, all_well, judge_horovod_trial, ("-P", "-c", _PRINT_RANK)
+        )
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
         """Return the accuracies; empty unless all images were evaluated with the model of the last step."""
@@ -327,7 +329,7 @@ class TensorFlow(Trainer):
         return posixpath.join(given[0] if given else self._folder, name)
 
 
-def judge_trial(attempt: Attempt, limit_s: float) -> str | None:
+def judge_horovod_trial(attempt: Attempt, limit_s: float) -> str | None:
     """Return what went wrong in an attempt of the trial, with its last line; None if nothing did."""
     lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
     if attempt.code == 0 and any(line.startswith("caffe-recipes: ") for line in lines):
@@ -382,22 +384,22 @@ _LINE = re.compile(r"[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ \S+\]
 _COMPLAINT = re.compile(r"(?:resnet_\w+\.py:|FATAL) (.+)")
 
 
-def _progress(match: re.Match[str]) -> list[Event]:
+def _progress(match: re.Match[str]) -> list[LogEvent]:
     return [Loss(int(match[1]), float(match[2])), Rate(int(match[1]), float(match[3]))]
 
 
-def _saving(match: re.Match[str]) -> list[Event]:
+def _saving(match: re.Match[str]) -> list[LogEvent]:
     path = f"{match[2]}-{match[1]}"
     return [Snapshot(f"{path}{MODEL}"), SolverState(f"{path}{STATE}")] if int(match[1]) else []
 
 
-def _result(match: re.Match[str]) -> list[Event]:
+def _result(match: re.Match[str]) -> list[LogEvent]:
     (found,) = parse_evaluations(match[0]).evaluations
     values = {"top-1": found.top1, "top-5": found.top5, "loss": found.loss, "global_step": float(found.step)}
     return [MeanOutput(name, value) for name, value in values.items() if value is not None]
 
 
-_EVENTS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], list[Event]]]] = (
+_EVENTS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], list[LogEvent]]]] = (
     (STEP_LINE, _progress),
     (re.compile(r"Saving checkpoints for (\d{1,18}) into (.+?)\.(?:\.\.)?"), _saving),
     (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hosts import file_digest
+from caffe_recipes.cluster.hosts import remote_sha256
 from caffe_recipes.errors import ClusterError, WeightsError
 from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.run.snapshots import as_failure, verify_digest
@@ -68,7 +68,7 @@ class TensorFlowModels(ModelFiles):
         model = self.model_beside(state)
         paths = [posixpath.join(root, path) for path in (state, model)]
         try:
-            digests = [file_digest(host, path) for path in paths]
+            digests = [remote_sha256(host, path) for path in paths]
         except ClusterError as error:
             raise as_failure(error, host, paths[0], "the checkpoint") from None
         iteration = self.checkpoint_iter(state) or 0

@@ -95,7 +95,7 @@ class Testing:
 
 
 @dataclass(frozen=True)
-class RunPlan:
+class TrainingPlan:
     """What a run does once its data are staged; `files` are written first: {path: text}."""
 
     files: Mapping[str, str]

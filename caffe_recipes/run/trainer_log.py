@@ -49,7 +49,7 @@ _RECENT = 5
 
 
 @dataclass(frozen=True)
-class Progress:
+class PhaseProgress:
     """The progress of a phase. A value is None until the log shows it.
 
     `phases` are all phases of the run, with their last iterations. `waited` is what the trainer waited for
@@ -193,7 +193,7 @@ def measure(
     images_per_iter: int,
     later_iterations: int,
     display_iter: int = 0,
-) -> Progress:
+) -> PhaseProgress:
     """Return the progress of a phase; the remaining time of the run is estimated at the current speed.
 
     `phases` are all phases of the run with their last iterations. The learning rate is None at first, since
@@ -204,7 +204,7 @@ def measure(
     speed = images_per_s([summary], images_per_iter, _RECENT)
     left = (last_iter - iteration) * images_per_iter / speed if speed else None
     later = later_iterations * images_per_iter / speed if speed else None
-    return Progress(
+    return PhaseProgress(
         phase,
         iteration,
         last_iter,
@@ -240,7 +240,7 @@ def next_display(iteration: int, display_iter: int, last_iter: int) -> int | Non
 
 def measure_step(
     summary: LogSummary, phase: str, steps: Sequence[Training], whole: Sequence[Training]
-) -> Progress:
+) -> PhaseProgress:
     """Return the progress of one of the `steps` that are trained in turn; `whole` are all of the recipe."""
     at = [step.phase for step in steps].index(phase)
     later = sum(step.last_iter for step in steps[at + 1 :])

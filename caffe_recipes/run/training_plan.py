@@ -8,7 +8,7 @@ from caffe_recipes.cluster.launchers.launcher import RankLaunch, mlsl_environmen
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe, TensorFlowRecipe
-from caffe_recipes.run.trainer import RunPlan, Trainer, Training
+from caffe_recipes.run.trainer import Trainer, Training, TrainingPlan
 from caffe_recipes.wording import did_you_mean
 
 
@@ -23,7 +23,7 @@ def find_trainer(recipe: AnyRecipe) -> Trainer:
     return Caffe(recipe)
 
 
-def plan_chain(recipe: AnyRecipe, folder: str, until: str | None = None) -> RunPlan:
+def plan_training(recipe: AnyRecipe, folder: str, until: str | None = None) -> TrainingPlan:
     """Return the plan of a run whose folder is `folder`, up to and including the phase `until`.
 
     A phase starts from the fetched snapshot of an earlier one. Evaluations are planned only if all phases
@@ -31,7 +31,7 @@ def plan_chain(recipe: AnyRecipe, folder: str, until: str | None = None) -> RunP
     """
     trainer, steps = find_trainer(recipe), plan_steps(recipe, folder, until)
     is_whole = len(steps) == len(plan_steps(recipe))
-    return RunPlan(trainer.files(), steps, trainer.testings(folder) if is_whole else ())
+    return TrainingPlan(trainer.files(), steps, trainer.testings(folder) if is_whole else ())
 
 
 def plan_steps(recipe: AnyRecipe, folder: str = "", until: str | None = None) -> tuple[Training, ...]:

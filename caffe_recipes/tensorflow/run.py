@@ -37,10 +37,10 @@ _TRAIN_IMAGES, _EVAL_IMAGES = 1_281_167, 50_000
 _MODEL = {"resnet_depth": 50, "num_label_classes": 1000, "image_size": 224, "label_offset": 1}
 
 FlagName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Flags = Frozen[FlagName, bool | int | float | Text]
+ProgramFlags = Frozen[FlagName, bool | int | float | Text]
 
 
-def _no_flags() -> Flags:
+def _no_flags() -> ProgramFlags:
     return FrozenMapping({})
 
 
@@ -94,7 +94,7 @@ class HorovodEvaluation(Value):
     intra_threads: Count
     inter_threads: Count
     kmp_blocktime: CountOrZero = Field(description="milliseconds")
-    flags: Flags = Field(default_factory=_no_flags, description="other flags of resnet_eval.py")
+    flags: ProgramFlags = Field(default_factory=_no_flags, description="other flags of resnet_eval.py")
 
 
 class HorovodRun(Value):
@@ -116,7 +116,7 @@ class HorovodRun(Value):
     inter_threads: Count
     kmp_blocktime: CountOrZero = Field(description="milliseconds")
     model: FileName = Field(description="the model's folder inside the folder of all models")
-    flags: Flags = Field(default_factory=_no_flags, description="other flags of resnet_main.py")
+    flags: ProgramFlags = Field(default_factory=_no_flags, description="other flags of resnet_main.py")
     evaluation: HorovodEvaluation
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from caffe_recipes.authoring.new import RecipeRequest, builder_net, make_new
-from caffe_recipes.authoring.phase_scaling import find_scale, scale_phases, warmup_epochs
+from caffe_recipes.authoring.phase_scaling import find_scale, first_warmup_epochs, scale_phases
 from caffe_recipes.authoring.rescale import RescaleTarget, rescale
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.errors import CaffeRecipesError, InputError
@@ -205,10 +205,10 @@ def test_fewer_epochs_keep_those_of_the_first_warm_up() -> None:
 def test_a_smaller_batch_leaves_the_rules_five_epochs_of_warm_up() -> None:
     source = load_recipe("tf-256n-90ep")
     made = rescale(source, RescaleTarget(batch=8192))
-    assert warmup_epochs(made.recipe) == pytest.approx(warmup_epochs(source), abs=0.01)
+    assert first_warmup_epochs(made.recipe) == pytest.approx(first_warmup_epochs(source), abs=0.01)
     assert "the warm-up stays at 4.99 epochs; the rule for this batch size is 5" in made.notes
     made = rescale(load_recipe("paper-t9-65536-128n"), RescaleTarget(batch=8192))
-    assert warmup_epochs(made.recipe) == pytest.approx(5, abs=0.1)
+    assert first_warmup_epochs(made.recipe) == pytest.approx(5, abs=0.1)
     assert "warm-up 9.97 -> 5.00 epochs" in made.notes[0]
 
 
@@ -218,7 +218,7 @@ def test_a_warm_up_shorter_than_the_rules_stays_so(epochs: float) -> None:
     text = re.sub(r"(?ms)^differences:.*?^(?=\w)|^tensorflow:.*?^(?=\w)", "", text)
     source = parse_recipe(text, "source.yaml", SHIPPED)
     recipe = rescale(source, RescaleTarget(batch=8192)).recipe
-    assert warmup_epochs(recipe) == pytest.approx(min(epochs, 5), abs=0.02)
+    assert first_warmup_epochs(recipe) == pytest.approx(min(epochs, 5), abs=0.02)
 
 
 @pytest.mark.parametrize("name", OF_CAFFE)

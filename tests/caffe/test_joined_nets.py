@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.joined_nets import join_documents, join_names
+from caffe_recipes.caffe.joined_nets import join_documents, join_file_names
 from caffe_recipes.caffe.prototxt import parse_document
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.errors import PrototxtError
@@ -104,4 +104,4 @@ def test_each_field_of_a_joined_net_has_its_place_in_its_own_file() -> None:
     ],
 )
 def test_a_joined_file_has_both_names_and_is_neither(train: str, test: str, joined: str) -> None:
-    assert join_names(train, test) == joined
+    assert join_file_names(train, test) == joined

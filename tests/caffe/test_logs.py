@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from caffe_recipes.caffe import logs as ev
 from caffe_recipes.caffe.logs import Entry, LogFile, LogSummary, parse_line, read_log
 
-E = TypeVar("E", bound=ev.Event)
+E = TypeVar("E", bound=ev.LogEvent)
 Row = tuple[str, str, str, float | None, float | None, dict[str, float]]
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
@@ -83,7 +83,7 @@ def glog(source: str, text: str, stamp: str = "1120 11:49:33.581089") -> str:
     ],
 )
 @pytest.mark.parametrize("prefix", ["", "[0] "])
-def test_lines_as_caffe_prints_them_are_events(line: str, event: ev.Event, prefix: str) -> None:
+def test_lines_as_caffe_prints_them_are_events(line: str, event: ev.LogEvent, prefix: str) -> None:
     entry = parse_line(prefix + line + "\n")
     assert entry is not None
     assert (entry.event, entry.rank) == (event, 0 if prefix else None)
@@ -130,7 +130,7 @@ NV = "    [0.0]"  # how NVIDIA Caffe names the device of a TRAIN net
 @pytest.mark.parametrize("stamp", ["0306 10:00:00.000000", "20260306 10:00:00.000000"])
 @pytest.mark.parametrize("label", ["", "[0] ", "0: ", "[1,0]<stderr>:"])
 def test_lines_of_other_caffes_are_events(
-    place: str, text: str, event: ev.Event, stamp: str, label: str
+    place: str, text: str, event: ev.LogEvent, stamp: str, label: str
 ) -> None:
     entry = parse_line(label + glog(place, text, stamp))
     assert entry is not None and entry.rank == (0 if label else None)

@@ -20,9 +20,9 @@ from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
 from caffe_recipes.cluster.hosts import (
     LocalHost,
     file_bytes,
-    file_digest,
     is_this_machine,
     open_host,
+    remote_sha256,
 )
 from caffe_recipes.cluster.remote import NodeRefusal, own_file_stamp
 from caffe_recipes.cluster.ssh import SshHost
@@ -56,7 +56,7 @@ def test_files_travel_both_ways_unchanged(host: Host, tmp_path: Path) -> None:
     host.fetch(str(tmp_path / "there"), tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == content
     assert file_bytes(host, str(tmp_path / "back")) == len(content)
-    assert file_digest(host, str(tmp_path / "back")) == hashlib.sha256(content).hexdigest()
+    assert remote_sha256(host, str(tmp_path / "back")) == hashlib.sha256(content).hexdigest()
 
 
 def test_a_missing_file_and_a_folder_have_no_bytes_and_cannot_be_fetched(host: Host, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_missing_file_and_a_folder_have_no_bytes_and_cannot_be_fetched(host: H
     with pytest.raises(ClusterError, match=r"none.*cannot be copied"):
         host.fetch(str(tmp_path / "none"), tmp_path / "back")
     with pytest.raises(ClusterError, match="none: cannot be read"):
-        file_digest(host, str(tmp_path / "none"))
+        remote_sha256(host, str(tmp_path / "none"))
 
 
 def test_a_stamp_changes_when_a_file_is_written_again_with_the_same_bytes(host: Host, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_output_of_a_login_shell_is_not_part_of_the_answer(ssh_server: SshServer
     path = str(tmp_path / "file")
     assert own_file_stamp(host, path, tmp_path) == own_file_stamp(LocalHost(), path, tmp_path)
     assert file_bytes(host, str(tmp_path / "file")) == 5
-    assert file_digest(host, str(tmp_path / "file")) == hashlib.sha256(b"12345").hexdigest()
+    assert remote_sha256(host, str(tmp_path / "file")) == hashlib.sha256(b"12345").hexdigest()
     host.close()
 
 
@@ -115,7 +115,7 @@ def test_an_answer_that_cannot_be_read_is_shown(answer: str) -> None:
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
             return Completed(0, answer, "")
 
-    for ask in (file_bytes, file_digest):
+    for ask in (file_bytes, remote_sha256):
         with pytest.raises(ClusterError, match=r"here:/a: cannot parse the output of .*: '") as caught:
             ask(OddHost("here"), "/a")
         assert repr(answer)[1:100].rstrip("'") in str(caught.value)

@@ -16,8 +16,8 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import (
     Conversation,
     NodeRefusal,
-    Part,
     Program,
+    SharedPart,
     ask_node,
     call,
     call_to_end,
@@ -33,7 +33,7 @@ LAUNCH = "0123456789abcdef"
 
 def test_every_program_is_a_file_and_every_file_a_program() -> None:
     files = {path.name for path in resources.files("caffe_recipes.cluster").joinpath("sh").iterdir()}
-    assert files == {f"{name}.sh" for name in (*get_args(Program), *get_args(Part))}
+    assert files == {f"{name}.sh" for name in (*get_args(Program), *get_args(SharedPart))}
 
 
 @pytest.mark.parametrize("name", get_args(Program))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.build import BuildPlan, plan_build
-from caffe_recipes.data.images import Settings, load_list
+from caffe_recipes.data.images import ConversionSettings, load_list
 
 CALL = "from caffe_recipes.cli.main import main; main()"
 # A file with a size limit imitates a full disk.
@@ -72,7 +72,11 @@ def write_images(folder: Path, count: int = 10, classes: int = 3) -> Path:
     return folder / "list.txt"
 
 
-def plan_of(listed: Path, settings: Settings = Settings(), seed: int | None = None) -> BuildPlan:  # noqa: B008
+def plan_of(
+    listed: Path,
+    settings: ConversionSettings = ConversionSettings(),  # noqa: B008
+    seed: int | None = None,
+) -> BuildPlan:
     return plan_build(load_list(listed), settings, seed=seed)
 
 

@@ -9,7 +9,7 @@ import pytest
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.archives import is_archive, load_archive
 from caffe_recipes.data.build import build_lmdb, plan_build
-from caffe_recipes.data.images import Pictures, Settings, load_folder, picture_reader
+from caffe_recipes.data.images import ConversionSettings, Pictures, load_folder, picture_reader
 from caffe_recipes.errors import DataError
 from tests.data.conftest import Link, encode, pack, records
 
@@ -65,7 +65,9 @@ def test_an_archive_and_its_folder_become_the_same_records(tmp_path: Path) -> No
     made = []
     for found in (load_archive(write(tmp_path, train_tar())), load_folder(tmp_path / "images")):
         out = tmp_path / f"{found.where.name}.lmdb"
-        made.append(build_lmdb(plan_build(found, Settings(shorter_side_px=16), seed=4), out, workers=2))
+        made.append(
+            build_lmdb(plan_build(found, ConversionSettings(shorter_side_px=16), seed=4), out, workers=2)
+        )
         assert len(records(out)) == 6
     assert made[0] == made[1]
 
@@ -76,7 +78,7 @@ def test_a_tar_of_images_alone_takes_its_labels_from_a_list(tmp_path: Path) -> N
     labels = write(
         tmp_path, b"".join(f"{name} {index}\n".encode() for index, name in enumerate(images)), "val.txt"
     )
-    build_lmdb(plan_build(load_archive(archive, labels), Settings()), tmp_path / "lmdb")
+    build_lmdb(plan_build(load_archive(archive, labels), ConversionSettings()), tmp_path / "lmdb")
     with open_datums(tmp_path / "lmdb") as datums:
         assert [(key[9:].decode(), datum.label, datum.data) for key, datum in datums] == [
             (name, list(images).index(name), images[name]) for name in sorted(images)
@@ -95,7 +97,7 @@ def test_a_list_of_classes_gives_the_labels(tmp_path: Path) -> None:
 def test_a_broken_image_is_named_with_its_archive(tmp_path: Path) -> None:
     archive = write(tmp_path, pack({"a/1.jpg": b"<html>"}))
     with pytest.raises(DataError, match=r"images.tar: a/1.jpg: is not an image that OpenCV can decode"):
-        build_lmdb(plan_build(load_archive(archive), Settings()), tmp_path / "lmdb")
+        build_lmdb(plan_build(load_archive(archive), ConversionSettings()), tmp_path / "lmdb")
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.7])

@@ -15,18 +15,18 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
-from caffe_recipes.data.build import build_lmdb, check_output, load_pictures, shuffle, split_pictures
-from caffe_recipes.data.images import Picture, Pictures, Settings
+from caffe_recipes.data.build import build_lmdb, check_lmdb_path, load_pictures, shuffle, split_pictures
+from caffe_recipes.data.images import ConversionSettings, Picture, Pictures
 from caffe_recipes.data.manifest import manifest_path
 from caffe_recipes.engine.operators.data import first_image_shape
-from caffe_recipes.engine.transform import decode
+from caffe_recipes.engine.transform import decode_datum
 from caffe_recipes.errors import DataError, InputError
 from tests.data.conftest import encode, names, plan_of, records, write_images
 
-SQUARE = Settings(resize_height_px=16, resize_width_px=24)
+SQUARE = ConversionSettings(resize_height_px=16, resize_width_px=24)
 
 
-def convert_imageset(listed: Path, settings: Settings) -> list[tuple[bytes, bytes]]:
+def convert_imageset(listed: Path, settings: ConversionSettings) -> list[tuple[bytes, bytes]]:
     """Return the records of convert_imageset, reimplemented plainly from its source."""
     made = []
     for index, line in enumerate(listed.read_text().splitlines()):
@@ -53,25 +53,27 @@ def convert_imageset(listed: Path, settings: Settings) -> list[tuple[bytes, byte
 @pytest.mark.parametrize(
     "settings",
     [
-        Settings(),
+        ConversionSettings(),
         SQUARE,
-        Settings(is_encoded=False),
-        Settings(16, 24, is_encoded=False),
-        Settings(16, 24, is_gray=True),
-        Settings(is_gray=True, is_encoded=False),
-        Settings(16, 24, encode_type="png"),
-        Settings(16, 24, encode_type="jpg"),
+        ConversionSettings(is_encoded=False),
+        ConversionSettings(16, 24, is_encoded=False),
+        ConversionSettings(16, 24, is_gray=True),
+        ConversionSettings(is_gray=True, is_encoded=False),
+        ConversionSettings(16, 24, encode_type="png"),
+        ConversionSettings(16, 24, encode_type="jpg"),
     ],
     ids=lambda settings: ",".join(str(value) for value in vars(settings).values()),
 )
-def test_records_are_convert_imagesets(listed: Path, tmp_path: Path, settings: Settings) -> None:
+def test_records_are_convert_imagesets(listed: Path, tmp_path: Path, settings: ConversionSettings) -> None:
     build_lmdb(plan_of(listed, settings), tmp_path / "lmdb")
     assert records(tmp_path / "lmdb") == convert_imageset(listed, settings)
 
 
 @pytest.mark.skipif(not shutil.which("convert_imageset"), reason="Caffe's convert_imageset is not installed")
-@pytest.mark.parametrize("settings", [Settings(), Settings(16, 24, is_encoded=False)])
-def test_records_are_those_of_caffes_own_tool(listed: Path, tmp_path: Path, settings: Settings) -> None:
+@pytest.mark.parametrize("settings", [ConversionSettings(), ConversionSettings(16, 24, is_encoded=False)])
+def test_records_are_those_of_caffes_own_tool(
+    listed: Path, tmp_path: Path, settings: ConversionSettings
+) -> None:
     sizes = ["--resize_height=16", "--resize_width=24"] if settings.resizes else []
     flags = [*sizes, f"--encoded={str(settings.is_encoded).lower()}"]
     argv = ["convert_imageset", *flags, f"{listed.parent}/", str(listed), str(tmp_path / "caffe")]
@@ -106,14 +108,14 @@ def test_a_shuffled_build_has_the_records_in_another_order(listed: Path, tmp_pat
 
 def test_the_engine_reads_what_was_built(listed: Path, tmp_path: Path) -> None:
     for name, settings in (
-        ("raw", Settings(16, 24, is_encoded=False)),
-        ("png", Settings(16, 24, encode_type="png")),
+        ("raw", ConversionSettings(16, 24, is_encoded=False)),
+        ("png", ConversionSettings(16, 24, encode_type="png")),
     ):
         build_lmdb(plan_of(listed, settings), tmp_path / name)
         assert first_image_shape(str(tmp_path / name)) == (3, 16, 24)
     with open_datums(tmp_path / "raw") as raw, open_datums(tmp_path / "png") as png:
         for (_, left), (_, right) in zip(raw, png, strict=True):
-            one, other = (decode(datum, pb.TransformationParameter()) for datum in (left, right))
+            one, other = (decode_datum(datum, pb.TransformationParameter()) for datum in (left, right))
             assert (one == other).all()
 
 
@@ -192,7 +194,7 @@ def test_an_image_that_does_not_decode_is_named_and_no_lmdb_is_left(listed: Path
     bad.write_bytes(whole)
     build_lmdb(plan_of(listed), tmp_path / "out" / "lmdb")
     assert names(tmp_path / "out") == ["lmdb", "lmdb.manifest.json"]
-    assert records(tmp_path / "out" / "lmdb") == convert_imageset(listed, Settings())
+    assert records(tmp_path / "out" / "lmdb") == convert_imageset(listed, ConversionSettings())
 
 
 def test_a_build_that_fails_at_its_first_image_leaves_nothing(listed: Path, tmp_path: Path) -> None:
@@ -220,17 +222,17 @@ def test_bad_images_can_be_skipped_together_with_their_numbers(
 
 def test_images_of_different_sizes_are_refused_on_request(listed: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"b/1.JPEG: is 31 x 49 x 3, but the first image is 30 x 50 x 3"):
-        build_lmdb(plan_of(listed, Settings(check_size=True)), tmp_path / "lmdb")
+        build_lmdb(plan_of(listed, ConversionSettings(check_size=True)), tmp_path / "lmdb")
     # What its hint proposes is possible: the records of sizes that differ are of no use.
     assert names(tmp_path) == ["images"]
     build_lmdb(plan_of(listed), tmp_path / "lmdb")
-    build_lmdb(plan_of(listed, Settings(8, 8, check_size=True)), tmp_path / "square")
+    build_lmdb(plan_of(listed, ConversionSettings(8, 8, check_size=True)), tmp_path / "square")
 
 
 def test_the_shorter_side_is_resized_and_the_ratio_kept(listed: Path, tmp_path: Path) -> None:
-    build_lmdb(plan_of(listed, Settings(shorter_side_px=20, encode_type="png")), tmp_path / "lmdb")
+    build_lmdb(plan_of(listed, ConversionSettings(shorter_side_px=20, encode_type="png")), tmp_path / "lmdb")
     with open_datums(tmp_path / "lmdb") as datums:
-        sizes = [decode(datum, pb.TransformationParameter()).shape for _, datum in datums]
+        sizes = [decode_datum(datum, pb.TransformationParameter()).shape for _, datum in datums]
     assert sizes == [(20, int(20 * np.float32(50 - i) / np.float32(30 + i)), 3) for i in range(10)]
 
 
@@ -257,22 +259,22 @@ def test_no_lmdb_may_stand_within_the_folder_of_its_classes(tmp_path: Path, out:
     with pytest.raises(
         DataError, match=r"is inside .*images, whose folders are classes; give a path outside"
     ):
-        check_output(tmp_path / out, tmp_path / "images")
+        check_lmdb_path(tmp_path / out, tmp_path / "images")
 
 
 def test_it_may_stand_beside_the_folder_and_beside_a_list(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "list").touch()
-    check_output(tmp_path / "images_lmdb", tmp_path / "images")
-    check_output(tmp_path / "lmdb", tmp_path / "list")
-    check_output(tmp_path / "images" / "lmdb", tmp_path / "list")
+    check_lmdb_path(tmp_path / "images_lmdb", tmp_path / "images")
+    check_lmdb_path(tmp_path / "lmdb", tmp_path / "list")
+    check_lmdb_path(tmp_path / "images" / "lmdb", tmp_path / "list")
 
 
 def test_a_name_too_long_for_what_is_made_of_it_is_refused_and_the_longest_is_built(listed: Path) -> None:
     folder = listed.parent.parent
     with pytest.raises(DataError, match="the name has 232 bytes; at most 231 fit with its manifest"):
-        check_output(folder / ("é" * 115 + "xx"), listed)
-    check_output(folder / ("é" * 115 + "x"), listed)
+        check_lmdb_path(folder / ("é" * 115 + "xx"), listed)
+    check_lmdb_path(folder / ("é" * 115 + "x"), listed)
     assert build_lmdb(plan_of(listed), folder / ("é" * 115 + "x")).images == 10
 
 

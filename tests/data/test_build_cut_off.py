@@ -19,13 +19,13 @@ import pytest
 
 from caffe_recipes.caffe.datums import check_datums
 from caffe_recipes.data.build import build_lmdb, check_planned
-from caffe_recipes.data.images import Settings
+from caffe_recipes.data.images import ConversionSettings
 from caffe_recipes.data.manifest import BuildManifest, manifest_path
-from caffe_recipes.data.tfrecords import check_records
+from caffe_recipes.data.tfrecords import check_tfrecords
 from caffe_recipes.errors import DataError, RunFailed
 from tests.data.conftest import CALL, FULL, names, plan_of, records, write_images
 
-SQUARE = Settings(resize_height_px=16, resize_width_px=24)
+SQUARE = ConversionSettings(resize_height_px=16, resize_width_px=24)
 
 
 def test_a_build_begun_by_another_plan_is_not_resumed(listed: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_full_disk_is_a_failed_run_that_can_continue(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"Error: {tmp_path / 'lmdb'}: cannot be written: ")
     assert "free space on its disk, or have it checked; run the same command again to resume" in done.stderr
     assert names(tmp_path) == [".lmdb.partial", "images"]
-    build_lmdb(plan_of(listed, Settings(is_encoded=False)), tmp_path / "lmdb")
+    build_lmdb(plan_of(listed, ConversionSettings(is_encoded=False)), tmp_path / "lmdb")
     assert check_datums(tmp_path / "lmdb", 3).count == 3000
 
 
@@ -143,7 +143,7 @@ def test_a_disk_too_full_for_the_manifest_is_a_failed_run_that_can_continue(
 def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_continue(tmp_path: Path) -> None:
     listed = write_images(tmp_path / "images", 6)
     listed.write_text(listed.read_text() * 500)
-    build_lmdb(plan_of(listed, Settings(120, 160)), tmp_path / "lmdb")
+    build_lmdb(plan_of(listed, ConversionSettings(120, 160)), tmp_path / "lmdb")
     words = ["data", "tfrecords", str(tmp_path / "lmdb"), "--out", str(tmp_path / "records"), "--shards", "2"]
     done = subprocess.run([sys.executable, "-c", FULL, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 3
@@ -153,7 +153,7 @@ def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_continue(tmp_path: P
     )
     assert not (tmp_path / "records").exists()
     subprocess.run([sys.executable, "-c", CALL, *words], check=True, capture_output=True)
-    assert check_records(tmp_path / "records").count == 3000
+    assert check_tfrecords(tmp_path / "records").count == 3000
     assert names(tmp_path) == [
         *("images", "lmdb", "lmdb.manifest.json", "records", "records.manifest.json"),
     ]
@@ -202,7 +202,7 @@ def test_large_records_are_committed_before_a_thousand_of_them_fill_the_memory(
 ) -> None:
     monkeypatch.setattr("caffe_recipes.data.build._COMMIT_BYTES", 10_000)
     reported: list[int] = []
-    raw = Settings(40, 50, is_encoded=False)
+    raw = ConversionSettings(40, 50, is_encoded=False)
     build_lmdb(plan_of(listed, raw), tmp_path / "lmdb", on_progress=lambda done, total: reported.append(done))
     assert reported == [0, 2, 4, 6, 8, 10]
 
@@ -257,7 +257,7 @@ def test_a_killed_build_resumes_to_the_same_result_as_an_undisturbed_one(
     assert 1000 <= count_kept(out.parent / ".lmdb.partial") < 4800
     subprocess.run([sys.executable, "-c", CALL, *words], check=True, capture_output=True)
     plain = tmp_path / "plain" / "lmdb"
-    build_lmdb(plan_of(listed, Settings(24, 24, encode_type="png"), seed=1), plain)
+    build_lmdb(plan_of(listed, ConversionSettings(24, 24, encode_type="png"), seed=1), plain)
     assert names(out.parent) == ["lmdb", "lmdb.manifest.json"]
     assert manifest_path(out).read_bytes() == manifest_path(plain).read_bytes()
     assert records(out) == records(plain)

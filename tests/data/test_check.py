@@ -11,8 +11,15 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.data.build import build_lmdb, shuffle
-from caffe_recipes.data.check import LmdbReport, Problem, check_lmdb, order_text, render_json, render_text
-from caffe_recipes.data.images import Settings
+from caffe_recipes.data.check import (
+    LmdbReport,
+    Problem,
+    check_lmdb,
+    order_text,
+    render_report_json,
+    render_text,
+)
+from caffe_recipes.data.images import ConversionSettings
 from caffe_recipes.data.manifest import BuildManifest, write_manifest
 from caffe_recipes.data.sheet import draw_sheet, name_label
 from caffe_recipes.data.shuffledness import measure_shuffledness
@@ -34,7 +41,7 @@ def problems(seen: LmdbReport) -> list[str]:
 
 
 def test_a_good_lmdb_is_counted_without_problems(listed: Path, tmp_path: Path) -> None:
-    build_lmdb(plan_of(listed, Settings(16, 24)), tmp_path / "lmdb")
+    build_lmdb(plan_of(listed, ConversionSettings(16, 24)), tmp_path / "lmdb")
     seen = check_lmdb(tmp_path / "lmdb", 3)
     assert (seen.count, seen.encoded, seen.decoded, seen.problems) == (10, 10, 10, ())
     assert seen.labels == {0: 4, 1: 3, 2: 3}
@@ -166,7 +173,7 @@ def test_records_are_compared_with_the_manifest(listed: Path, tmp_path: Path) ->
 def test_records_that_differ_from_those_built_are_reported_with_the_advice_to_copy(
     listed: Path, tmp_path: Path
 ) -> None:
-    build_lmdb(plan_of(listed, Settings(encode_type="png")), tmp_path / "lmdb")
+    build_lmdb(plan_of(listed, ConversionSettings(encode_type="png")), tmp_path / "lmdb")
     data = (tmp_path / "lmdb" / "data.mdb").read_bytes()
     (tmp_path / "lmdb" / "data.mdb").write_bytes(data.replace(b"IDAT", b"IDAX"))
     seen = check_lmdb(tmp_path / "lmdb", decode=None)
@@ -208,7 +215,7 @@ def test_the_printed_report_is_complete(tmp_path: Path) -> None:
     assert lines[5].startswith("mean BGR ")
     assert lines[6] == "order: too few records to judge"
     assert lines[-1].startswith("bad: record '00000002_x2' is not an image")
-    found = json.loads(render_json(seen))
+    found = json.loads(render_report_json(seen))
     assert (found["records"], found["labels"], found["labels_missing"]) == (3, {"0": 1, "3": 2}, 2)
     assert found["problems"][0]["records"] == 1
 

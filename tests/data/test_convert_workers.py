@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.data.convert import children_ignoring_sigint, convert_all
-from caffe_recipes.data.images import Picture, Settings
+from caffe_recipes.data.images import ConversionSettings, Picture
 from tests.data.conftest import encode
 
 
@@ -39,7 +39,7 @@ def test_workers_have_one_thread_each_and_end_with_their_work(
     (tmp_path / "a.jpg").write_bytes(encode(".jpg"))
     pictures = [Picture("a.jpg", 0, 1, str(tmp_path / "a.jpg"))] * 200
     before = dict(os.environ)
-    with closing(convert_all(pictures, Settings(8, 8), 2)) as converted:
+    with closing(convert_all(pictures, ConversionSettings(8, 8), 2)) as converted:
         assert not next(converted).error
         workers = multiprocessing.active_children()
         assert len(workers) == 2

@@ -15,7 +15,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.data.tfrecords import (
     RecordSet,
-    check_records,
+    check_tfrecords,
     is_records,
     records_manifest_path,
     records_values,
@@ -98,12 +98,12 @@ def test_an_independent_reader_reads_images_and_labels(lmdb: Path) -> None:
 def test_files_are_named_and_filled_alike(lmdb: Path) -> None:
     out, _ = make(lmdb, shards=7)
     assert sorted(path.name for path in out.iterdir()) == [f"train-{n:05d}-of-00007" for n in range(7)]
-    assert Counter(check_records(out).files.values()) == {57: 6, 58: 1}
+    assert Counter(check_tfrecords(out).files.values()) == {57: 6, 58: 1}
 
 
 def test_classes_are_shuffled_across_files_and_sorted_ones_are_distinguished_from_them(lmdb: Path) -> None:
     out, _ = make(lmdb)
-    seen = check_records(out, CLASSES, must_be_shuffled=True)
+    seen = check_tfrecords(out, CLASSES, must_be_shuffled=True)
     assert (seen.order.verdict, seen.problems) == ("shuffled", ())
     assert seen.fewest_classes == CLASSES
     ordered = lmdb.parent / "ordered"
@@ -113,7 +113,7 @@ def test_classes_are_shuffled_across_files_and_sorted_ones_are_distinguished_fro
         part = found[shard * 50 : shard * 50 + 50]
         records = [build_example({name: values[0] for name, values in one.items()}) for one in part]  # type: ignore[misc]
         write_records(ordered / f"train-{shard:05d}-of-00008", records)
-    seen = check_records(ordered, must_be_shuffled=True)
+    seen = check_tfrecords(ordered, must_be_shuffled=True)
     assert seen.order.verdict == "sorted by class"
     assert seen.fewest_classes < 4
     assert "bad: the records are not shuffled: sorted by class" in "\n".join(render_records_text(seen))
@@ -126,7 +126,7 @@ def test_files_of_classes_that_were_added_later_are_not_shuffled(lmdb: Path) -> 
     for shard, path in enumerate(sorted(out.iterdir())):
         path.unlink()
         write_records(path, records[shard * 50 : shard * 50 + 50])
-    seen = check_records(out, batch=32, must_be_shuffled=True)
+    seen = check_tfrecords(out, batch=32, must_be_shuffled=True)
     assert [problem.what for problem in seen.problems] == ["the records are not shuffled: partly shuffled"]
 
 
@@ -294,7 +294,7 @@ def test_problems_of_records_are_reported_once_and_counted(tmp_path: Path) -> No
     ]
     write_records(tmp_path / "train-00001-of-00003", records)
     write_records(tmp_path / "validation-00000-of-00001", records[:1])
-    seen = check_records(tmp_path, 5)
+    seen = check_tfrecords(tmp_path, 5)
     assert [str(problem) for problem in seen.problems] == [
         "train-00001-of-00003: record 1 has label 0, which is below 1, and 2 more like it",
         "train-00001-of-00003: record 4 is not a JPEG",
@@ -311,14 +311,14 @@ def test_records_are_known_by_their_names(lmdb: Path) -> None:
     out, _ = make(lmdb)
     assert is_records(out)
     assert is_records(out / "train-00000-of-00008")
-    assert check_records(out / "train-00000-of-00008").count == 50
+    assert check_tfrecords(out / "train-00000-of-00008").count == 50
     assert not is_records(lmdb)
     assert not is_records(lmdb / "data.mdb")
     assert not is_records(lmdb.parent / "nowhere")
     with pytest.raises(
         DataError, match="lmdb: contains no TFRecords; file names must be like train-00000-of"
     ):
-        check_records(lmdb)
+        check_tfrecords(lmdb)
 
 
 @pytest.mark.parametrize("left", [5, 100, -1])
@@ -326,7 +326,7 @@ def test_a_file_that_is_truncated_is_a_problem_that_the_check_found(lmdb: Path, 
     out, _ = make(lmdb)
     for path in sorted(out.iterdir()) if left == 5 else [out / "train-00002-of-00008"]:
         path.write_bytes(path.read_bytes()[:left])
-    seen = check_records(out, CLASSES)
+    seen = check_tfrecords(out, CLASSES)
     assert len(seen.problems) == 1
     assert "is truncated" in str(seen.problems[0])
     assert "is truncated" in "\n".join(render_records_text(seen))

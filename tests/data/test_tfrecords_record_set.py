@@ -12,7 +12,7 @@ from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.data.tfrecords import (
     RecordsReport,
-    check_records,
+    check_tfrecords,
     load_record_set,
     records_manifest_path,
     write_tfrecords,
@@ -54,13 +54,13 @@ def empty(path: Path) -> None:
 def test_a_file_that_lost_records_fails_the_check_and_is_not_kept(
     lmdb: Path, records: Path, spoil: Callable[[Path], None], left: int
 ) -> None:
-    assert check_records(records, 5).problems == ()
+    assert check_tfrecords(records, 5).problems == ()
     file = records / "train-00002-of-00004"
     spoil(file)
-    seen = check_records(records, 5)
+    seen = check_tfrecords(records, 5)
     assert problems(seen) == [f"{file.name}: has {left} of 10 records"]
     assert seen.hint == "copy or create the records again"
-    assert problems(check_records(file, 5)) == [f"{file.name}: has {left} of 10 records"]
+    assert problems(check_tfrecords(file, 5)) == [f"{file.name}: has {left} of 10 records"]
     size = file.stat().st_size
     with pytest.raises(DataError, match=rf"{file.name}: has {size:,} of [\d,]+ bytes; remove the folder"):
         write_tfrecords(lmdb, records, shards=4)
@@ -70,10 +70,10 @@ def test_a_file_that_lost_records_fails_the_check_and_is_not_kept(
 def test_without_a_manifest_a_file_may_be_empty_but_not_all_of_them(records: Path) -> None:
     records_manifest_path(records).unlink()
     empty(records / "train-00002-of-00004")
-    assert check_records(records, 5).problems == ()
+    assert check_tfrecords(records, 5).problems == ()
     for file in records.iterdir():
         empty(file)
-    assert problems(check_records(records, 5)) == ["the files contain no records"]
+    assert problems(check_tfrecords(records, 5)) == ["the files contain no records"]
 
 
 def test_the_manifest_is_found_from_within(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,20 +83,20 @@ def test_the_manifest_is_found_from_within(records: Path, monkeypatch: pytest.Mo
 
 
 def test_a_bad_label_is_reported_with_the_advice_to_fix_the_source(records: Path) -> None:
-    assert check_records(records, 4).hint == "fix the source images, and create the records again"
+    assert check_tfrecords(records, 4).hint == "fix the source images, and create the records again"
 
 
 def test_a_damaged_file_is_reported_once(records: Path) -> None:
     file = records / "train-00002-of-00004"
     file.write_bytes(file.read_bytes()[:-5])
-    (problem,) = problems(check_records(records, 5))
+    (problem,) = problems(check_tfrecords(records, 5))
     assert problem.endswith("is truncated")
 
 
 def test_files_that_are_not_of_the_set_are_reported(records: Path) -> None:
     for path in sorted(records.iterdir()):
         path.rename(records / path.name.replace("train", "other"))
-    assert problems(check_records(records, 5)) == [
+    assert problems(check_tfrecords(records, 5)) == [
         "other-00000-of-00004: is not listed in the manifest, and 3 more like it"
     ]
 

@@ -13,7 +13,7 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.engine.transform import Transform, decode, match_caffe_opencv, resize_to_shorter
+from caffe_recipes.engine.transform import Transform, decode_datum, match_caffe_opencv, resize_to_shorter
 from caffe_recipes.errors import DataError, InputError
 
 
@@ -34,18 +34,18 @@ NOTHING = pb.TransformationParameter()
 
 def test_raw_datums_are_planes_of_bytes_or_floats() -> None:
     bytes_ = pb.Datum(channels=2, height=1, width=3, data=bytes(range(6)))
-    assert decode(bytes_, NOTHING).tolist() == [[[0, 3], [1, 4], [2, 5]]]
+    assert decode_datum(bytes_, NOTHING).tolist() == [[[0, 3], [1, 4], [2, 5]]]
     floats = pb.Datum(channels=1, height=1, width=2, float_data=[0.5, -1])
-    assert decode(floats, NOTHING).tolist() == [[[0.5], [-1]]]
+    assert decode_datum(floats, NOTHING).tolist() == [[[0.5], [-1]]]
 
 
 def test_encoded_datums_are_as_they_were_encoded_unless_forced() -> None:
     colour, grey = image(4, 5), image(4, 5, 1)
-    assert (decode(encoded(colour), NOTHING) == colour).all()
-    assert (decode(encoded(grey), NOTHING) == grey).all()
+    assert (decode_datum(encoded(colour), NOTHING) == colour).all()
+    assert (decode_datum(encoded(grey), NOTHING) == grey).all()
     forced = pb.TransformationParameter(force_color=True)
-    assert (decode(encoded(grey), forced) == np.repeat(grey, 3, 2)).all()
-    assert decode(encoded(colour), pb.TransformationParameter(force_gray=True)).shape == (4, 5, 1)
+    assert (decode_datum(encoded(grey), forced) == np.repeat(grey, 3, 2)).all()
+    assert decode_datum(encoded(colour), pb.TransformationParameter(force_gray=True)).shape == (4, 5, 1)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_encoded_datums_are_as_they_were_encoded_unless_forced() -> None:
 )
 def test_a_datum_that_is_not_an_image_is_an_error_with_the_reason(datum: pb.Datum, part: str) -> None:
     with pytest.raises(ValueError, match=part):
-        decode(datum, NOTHING)
+        decode_datum(datum, NOTHING)
 
 
 def test_testing_crops_the_centre_and_training_everywhere() -> None:

@@ -8,7 +8,7 @@ from caffe_recipes.cluster.staging.methods import CopyRates, chain_s, copy_s
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.estimate import Estimate, estimate_recipe, traffic_of
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.pace import Shape, given_pace, measured_pace, reported_pace, shape_of
+from caffe_recipes.recipe.pace import RunSize, given_pace, measured_pace, reported_pace, shape_of
 from caffe_recipes.recipe.source import load_recipe
 
 MODEL_BYTES = (25_557_096 + 53_173) * 4
@@ -47,12 +47,12 @@ def test_one_node_needs_seconds_to_go_from_phase_to_phase(recipe: Recipe) -> Non
     local = estimate_recipe(load_recipe("digits-local"), [given_pace(2000)])
     assert local.duration.joins_s == 5 * 5
     assert local.total_s == local.duration.training_s + local.duration.evaluation_s + 25
-    assert estimate_recipe(recipe, [given_pace(100)], shape=Shape(1, 2, 32)).duration.joins_s == 25
+    assert estimate_recipe(recipe, [given_pace(100)], shape=RunSize(1, 2, 32)).duration.joins_s == 25
 
 
 def test_one_rank_alone_exchanges_nothing(recipe: Recipe) -> None:
     one, two = (
-        estimate_recipe(recipe, [given_pace(100)], shape=Shape(1, ranks, 32), model_bytes=MODEL_BYTES)
+        estimate_recipe(recipe, [given_pace(100)], shape=RunSize(1, ranks, 32), model_bytes=MODEL_BYTES)
         for ranks in (1, 2)
     )
     assert one.traffic is None
@@ -62,8 +62,8 @@ def test_one_rank_alone_exchanges_nothing(recipe: Recipe) -> None:
 def test_a_batch_larger_than_the_training_set_is_refused(recipe: Recipe) -> None:
     message = "a batch of 1,281,280 is larger than the data set of 1,281,167 images; use fewer nodes"
     with pytest.raises(InputError, match=message):
-        estimate_recipe(recipe, [given_pace(6303)], shape=Shape(20_020, 2, 32))
-    assert estimate_recipe(recipe, [given_pace(6303)], shape=Shape(20_018, 2, 32)).epochs > 71
+        estimate_recipe(recipe, [given_pace(6303)], shape=RunSize(20_020, 2, 32))
+    assert estimate_recipe(recipe, [given_pace(6303)], shape=RunSize(20_018, 2, 32)).epochs > 71
 
 
 def test_staging_takes_the_fastest_method_and_names_the_other(recipe: Recipe) -> None:
@@ -83,7 +83,7 @@ def test_without_the_lmdb_s_size_staging_is_left_out_and_it_is_reported(recipe: 
 
 
 def test_on_other_nodes_the_epochs_stay_and_the_iterations_change(recipe: Recipe) -> None:
-    found = estimate_recipe(recipe, [given_pace(12606)], shape=Shape(128, 2, 32))
+    found = estimate_recipe(recipe, [given_pace(12606)], shape=RunSize(128, 2, 32))
     assert [phase.iterations for phase in found.phases] == [3900, 1875, 2375, 2375, 780]
     assert found.epochs == at_reported(recipe).epochs
     assert round(found.duration.training_s / 60) == 122
@@ -91,7 +91,7 @@ def test_on_other_nodes_the_epochs_stay_and_the_iterations_change(recipe: Recipe
 
 
 def test_256_nodes_of_a_rank_each_exchange_49_gb_an_iteration() -> None:
-    found = traffic_of(MODEL_BYTES, Shape(256, 1, 32), 15_000)
+    found = traffic_of(MODEL_BYTES, RunSize(256, 1, 32), 15_000)
     assert round(found.each_way_bytes / 2**20) == 98
     assert round(found.all_bytes / 2**30) == 49
     assert found.bytes_per_s == pytest.approx(found.all_bytes * 15_000 / 8192)

@@ -7,9 +7,9 @@ import pytest
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import (
-    Kind,
     Pace,
-    Shape,
+    PaceKind,
+    RunSize,
     given_pace,
     logged_pace,
     measured_pace,
@@ -20,7 +20,7 @@ from caffe_recipes.recipe.pace import (
 )
 from caffe_recipes.recipe.source import load_recipe
 
-KNL = Shape(256, 1, 32)
+KNL = RunSize(256, 1, 32)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_no_table_covers_another_net_or_machine(recipe: Recipe) -> None:
 
 
 def test_a_rate_takes_precedence_over_the_tables_and_these_over_minutes() -> None:
-    kinds: tuple[Kind, ...] = ("minutes", "measured", "reported", "given", "log")
+    kinds: tuple[PaceKind, ...] = ("minutes", "measured", "reported", "given", "log")
     paces = [Pace(1, kind, "") for kind in kinds]
     assert [pace.kind for pace in order_paces(paces)] == ["log", "given", "reported", "measured", "minutes"]
     assert [pace.kind for pace in order_paces(paces, "minutes")][:2] == ["minutes", "log"]
@@ -154,19 +154,19 @@ def test_a_rate_takes_precedence_over_the_tables_and_these_over_minutes() -> Non
 def test_a_pace_scales_linearly_to_other_nodes_with_a_note(recipe: Recipe) -> None:
     known = given_pace(6400)
     assert moved_pace(known, recipe, shape_of(recipe)) is known
-    moved = moved_pace(known, recipe, Shape(128, 2, 16))
+    moved = moved_pace(known, recipe, RunSize(128, 2, 16))
     assert moved.images_per_s == 12800
     assert moved.notes == (
         "known for 64 nodes; assumes that the speed per node does not change",
         "known for 64 images per node; assumes that the time per image does not change",
     )
     local = load_recipe("digits-local")
-    (note,) = moved_pace(known, local, Shape(2, 2, 32)).notes
+    (note,) = moved_pace(known, local, RunSize(2, 2, 32)).notes
     assert note.startswith("known for 1 node; ")
 
 
 def test_a_pace_scales_by_a_table_where_one_exists(recipe: Recipe) -> None:
     of_own, there = Pace(5000, "measured", "table"), Pace(7500, "measured", "table", ("beyond",))
-    moved = moved_pace(given_pace(6400), recipe, Shape(128, 2, 16), (of_own, there))
+    moved = moved_pace(given_pace(6400), recipe, RunSize(128, 2, 16), (of_own, there))
     assert moved.images_per_s == 9600
     assert moved.notes == ("known for 64 nodes with 64 images each, scaled by table", "beyond")

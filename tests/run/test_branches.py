@@ -18,7 +18,7 @@ from caffe_recipes.run.monitor.status import (
     status_details,
     summarize_status,
 )
-from caffe_recipes.run.training_plan import plan_chain
+from caffe_recipes.run.training_plan import plan_training
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -108,7 +108,7 @@ def test_attach_and_status_show_the_end_of_each_branch(branched: Place) -> None:
 
 
 def test_the_cyclic_digits_are_planned_as_a_graph() -> None:
-    plan = plan_chain(load_recipe("digits-cyclic"), "runs/x")
+    plan = plan_training(load_recipe("digits-cyclic"), "runs/x")
     weights = {step.phase: Path(step.weights or "").name for step in plan.trainings}
     for number in range(1, 6):
         assert weights[f"collapse{number}"] == f"digits_cyclic_cyc{number}_iter_270.caffemodel"

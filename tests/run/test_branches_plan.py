@@ -11,10 +11,10 @@ import pytest
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.branches import BranchPlan, HostGroup, plan_branches
-from caffe_recipes.run.context import RunOptions, Setting, find_setting
+from caffe_recipes.run.context import RunOptions, RunSetup, find_setting
 from caffe_recipes.run.events import Finish, Launch, RunState
 from caffe_recipes.run.journal import Journal
-from caffe_recipes.run.training_plan import plan_chain
+from caffe_recipes.run.training_plan import plan_training
 from tests.run.conftest import Place
 from tests.run.recorded_run import launch_of, launched
 from tests.run.several_hosts import connect
@@ -40,12 +40,12 @@ def planned(
     state: RunState | None = None,
     side_by_side: bool = True,
     until: str | None = None,
-) -> tuple[Setting, BranchPlan]:
+) -> tuple[RunSetup, BranchPlan]:
     (place.root / "hosts").write_text("".join(f"{name}\n" for name in hosts))
     recipe = load_recipe(place.recipe)
     options = RunOptions(root=place.root, hostfile=place.root / "hosts", side_by_side=side_by_side)
     setting = find_setting(recipe, options, connect)
-    return plan_branches(setting, plan_chain(recipe, "runs/small-1", until), state or RunState())
+    return plan_branches(setting, plan_training(recipe, "runs/small-1", until), state or RunState())
 
 
 def phases(plan: BranchPlan) -> tuple[list[str], list[str]]:

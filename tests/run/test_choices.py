@@ -14,7 +14,7 @@ from caffe_recipes.errors import ClusterError, RecipeError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate
 from caffe_recipes.run.choices import choose_for_machine
-from caffe_recipes.run.context import RunOptions, Setting, find_setting
+from caffe_recipes.run.context import RunOptions, RunSetup, find_setting
 from caffe_recipes.run.events import Chosen
 from caffe_recipes.run.preflight.nodes import ask_facts
 from tests.stand_in_host import StandInHost
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 H100 = "GPU 0: NVIDIA H100 80GB HBM3\nGPU 1: NVIDIA H100 80GB HBM3\n"
 
 
-def setting_of(place: Place) -> Setting:
+def setting_of(place: Place) -> RunSetup:
     return find_setting(load_recipe(place.recipe), RunOptions(root=place.root), open_host)
 
 
@@ -34,7 +34,7 @@ def leave_device_open(place: Place) -> None:
     place.edit(", solver_mode: CPU", "")
 
 
-def choose(place: Place, answer: Completed) -> Setting:
+def choose(place: Place, answer: Completed) -> RunSetup:
     return choose_for_machine(
         replace(setting_of(place), hosts=(StandInHost(answer=lambda argv, stdin: answer),))
     )

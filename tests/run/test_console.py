@@ -12,11 +12,11 @@ from rich.text import Text
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import PROGRESS_INTERVAL_S, Reporter, SafeConsole, describe_accuracy
 from caffe_recipes.run.preflight.findings import CheckResult
-from caffe_recipes.run.trainer_log import Progress
+from caffe_recipes.run.trainer_log import PhaseProgress
 
 PHASES = {"init": 7800, "cyc1": 3750, "last": 400}
-PROGRESS = Progress("cyc1", 1240, 3750, 0.4567891, 2.3456, 6301.2, 1631, 10_000, PHASES)
-START = Progress("init", 0, 7800, None, 6.9, None, None, None, PHASES)
+PROGRESS = PhaseProgress("cyc1", 1240, 3750, 0.4567891, 2.3456, 6301.2, 1631, 10_000, PHASES)
+START = PhaseProgress("init", 0, 7800, None, 6.9, None, None, None, PHASES)
 WAITING = replace(START, next_iter=40)
 LINE = (
     "cyc1 2/3  1240/3750  lr 0.45679     loss 2.346     6,301 images/s  phase   27:11 left  run  2:46:40 left"
@@ -92,7 +92,7 @@ def test_a_terminal_gets_one_live_line_that_is_erased() -> None:
     assert output.getvalue().endswith("\x1b[2K")
 
 
-def live_line(width: int, progress: Progress = PROGRESS) -> str:
+def live_line(width: int, progress: PhaseProgress = PROGRESS) -> str:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=width, color_system=None)
     reporter = Reporter(console, Clock())

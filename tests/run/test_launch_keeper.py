@@ -22,7 +22,7 @@ from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import LogTail
-from caffe_recipes.run.training_plan import plan_chain
+from caffe_recipes.run.training_plan import plan_training
 from tests.stand_in.messages import render_model, render_state
 from tests.stand_in.training import shapes_of
 
@@ -77,7 +77,7 @@ def make(place: Place) -> Iterator[Callable[..., Launch]]:
         recipe = load_recipe(place.recipe)
         options = RunOptions(root=place.root, policy=policy)
         setting = find_setting(recipe, options, lambda name, copy_with: LocalHost(name))
-        plan = plan_chain(recipe, "runs/small-1")
+        plan = plan_training(recipe, "runs/small-1")
         journal = create_run(place.root / "runs/small-1", recipe, plan.files)
         lock = RecipeLock(place.root, recipe.name)
         run = Run("0" * 16, setting, plan, "runs/small-1", journal, Reporter(), Interrupts(), lock)

@@ -18,7 +18,7 @@ import pytest
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.run import launch
-from caffe_recipes.run.context import LaunchFailed, Setting
+from caffe_recipes.run.context import LaunchFailed, RunSetup
 from caffe_recipes.run.prepare import check_hosts_read
 from tests.stand_in_host import StandInHost
 
@@ -33,7 +33,7 @@ def test_a_full_disk_while_the_digits_are_built_fails_the_run_in_its_journal(
         raise RunFailed(folder, "cannot be written: No space left on device", "free space on its disk")
 
     lmdb = place.root / "digits" / "digits_train_lmdb"
-    monkeypatch.setattr(Setting, "built_data", property(lambda setting: (lmdb,)))
+    monkeypatch.setattr(RunSetup, "built_data", property(lambda setting: (lmdb,)))
     monkeypatch.setattr("caffe_recipes.data.digits.build_digits", fail)
     with pytest.raises(RunFailed, match="digits: cannot be written: No space left on device"):
         place.run()

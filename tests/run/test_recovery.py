@@ -16,7 +16,7 @@ from caffe_recipes.errors import HostFailed, RunFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.branches import on_hosts
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import LaunchFailed, Run, RunOptions, Setting, Spares, find_setting
+from caffe_recipes.run.context import LaunchFailed, Run, RunOptions, RunSetup, Spares, find_setting
 from caffe_recipes.run.events import Event, Failed, Notice
 from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.recovery import recover, replace_hosts
@@ -87,7 +87,7 @@ def test_our_own_full_disk_costs_no_retry_and_no_training(place: Place) -> None:
 DEAD = HostFailed("", "does not answer: no route to host", "boot it")
 
 
-def setting_of(place: Place, policy: Policy, *dead: str) -> Setting:
+def setting_of(place: Place, policy: Policy, *dead: str) -> RunSetup:
     """One host and two spares, of which some are dead."""
     (place.root / "hosts").write_text("n1\nn2\nn3\n")
 
@@ -98,7 +98,7 @@ def setting_of(place: Place, policy: Policy, *dead: str) -> Setting:
     return find_setting(load_recipe(place.recipe), options, connect)
 
 
-def run_of(setting: Setting) -> tuple[Run, list[str], list[dict[str, Any]]]:
+def run_of(setting: RunSetup) -> tuple[Run, list[str], list[dict[str, Any]]]:
     """Return a run, its messages, and its journal."""
     messages: list[str] = []
     journal: list[dict[str, Any]] = []

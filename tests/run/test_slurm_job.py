@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.cluster.slurm.calls import NoCommand, SchedulerAway
-from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, JobState
 from caffe_recipes.cluster.slurm.this_job import JobStart
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.source import load_recipe
@@ -42,7 +42,7 @@ def away(number: int) -> Iterable[Job]:
     raise SchedulerAway("login", "does not respond", "ask again later")
 
 
-def answer(state: State) -> list[Job]:
+def answer(state: JobState) -> list[Job]:
     return [Job(12, "small", state)]
 
 
@@ -56,14 +56,14 @@ def test_an_earlier_start_of_the_same_job_is_over_whatever_slurm_reports() -> No
     check_over(launch("12"), FOLDER, JobStart("12", 1), fail_if_asked)
 
 
-@pytest.mark.parametrize("state", [state for state in State if state.is_over])
-def test_a_job_is_over_if_slurm_reports_so_or_does_not_know_it(state: State) -> None:
+@pytest.mark.parametrize("state", [state for state in JobState if state.is_over])
+def test_a_job_is_over_if_slurm_reports_so_or_does_not_know_it(state: JobState) -> None:
     check_over(launch("11"), FOLDER, JobStart("12"), lambda number: answer(state))
     check_over(launch("11"), FOLDER, JobStart(), nothing)
 
 
-@pytest.mark.parametrize("state", [state for state in State if not state.is_over])
-def test_a_launch_that_may_be_alive_is_refused_with_its_job(state: State) -> None:
+@pytest.mark.parametrize("state", [state for state in JobState if not state.is_over])
+def test_a_launch_that_may_be_alive_is_refused_with_its_job(state: JobState) -> None:
     with pytest.raises(InputError) as caught:
         check_over(launch("11"), FOLDER, JobStart(), lambda number: answer(state))
     assert str(caught.value) == (
@@ -82,7 +82,7 @@ def test_without_an_answer_from_slurm_the_state_is_unknown() -> None:
 class EarlierJob:
     """Slurm's answers about an earlier job, in order, the last one repeated; pauses advance the clock."""
 
-    def __init__(self, *answers: State | ClusterError) -> None:
+    def __init__(self, *answers: JobState | ClusterError) -> None:
         self.answers, self.messages, self.waited_s = list(answers), list[str](), 0.0
 
     def ask(self, number: int) -> Iterable[Job]:
@@ -107,13 +107,13 @@ NO_COMMAND = NoCommand("c1", "scontrol not found on its PATH", "")
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ((State.COMPLETED,), []),
-        ((AWAY, AWAY, State.COMPLETED), ["c1: does not respond"]),
-        ((State.COMPLETING, AWAY, State.COMPLETING, State.CANCELLED), ["job 11 is COMPLETING"]),
+        ((JobState.COMPLETED,), []),
+        ((AWAY, AWAY, JobState.COMPLETED), ["c1: does not respond"]),
+        ((JobState.COMPLETING, AWAY, JobState.COMPLETING, JobState.CANCELLED), ["job 11 is COMPLETING"]),
     ],
 )
 def test_a_job_waits_until_slurm_answers_and_the_earlier_one_has_ended(
-    answers: tuple[State | ClusterError, ...], expected: list[str]
+    answers: tuple[JobState | ClusterError, ...], expected: list[str]
 ) -> None:
     (earlier := EarlierJob(*answers)).check_over(JobStart("12"))
     assert earlier.messages == [
@@ -126,16 +126,16 @@ def test_a_job_waits_until_slurm_answers_and_the_earlier_one_has_ended(
     ("last", "here", "waits"),
     [
         (AWAY, JobStart("12"), True),
-        (State.COMPLETING, JobStart("12"), True),
-        (State.RUNNING, JobStart("12"), False),
-        (State.PENDING, JobStart("12"), False),
+        (JobState.COMPLETING, JobStart("12"), True),
+        (JobState.RUNNING, JobStart("12"), False),
+        (JobState.PENDING, JobStart("12"), False),
         (NO_COMMAND, JobStart("12"), False),
         (AWAY, JobStart(), False),
-        (State.COMPLETING, JobStart(), False),
+        (JobState.COMPLETING, JobStart(), False),
     ],
 )
 def test_waiting_is_limited_to_ending_jobs_and_happens_only_within_a_job(
-    last: State | ClusterError, here: JobStart, waits: bool
+    last: JobState | ClusterError, here: JobStart, waits: bool
 ) -> None:
     earlier = EarlierJob(last)
     with pytest.raises(InputError, match="in Slurm job 11"):

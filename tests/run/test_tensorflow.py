@@ -23,11 +23,11 @@ from caffe_recipes.run.preflight.trials import check_ranks
 from caffe_recipes.run.tensorflow import ProgramLog, TensorFlow
 from caffe_recipes.run.trainer import Attempt, Checkpoint
 from caffe_recipes.run.trainer_log import LogTail, find_failure, images_per_s
-from caffe_recipes.run.training_plan import plan_chain
+from caffe_recipes.run.training_plan import plan_training
 from caffe_recipes.trust import VARIABLE, trusting
 
 DIGITS = TensorFlow(load_tensorflow_run("tf-digits-local"))
-PLAN = plan_chain(DIGITS.recipe, "runs/x-1")
+PLAN = plan_training(DIGITS.recipe, "runs/x-1")
 STEP, TESTING = PLAN.trainings[0], PLAN.testings[0]
 MODEL = "runs/x-1/model/model.ckpt"
 
@@ -86,7 +86,7 @@ def test_the_evaluation_reads_what_was_kept() -> None:
 def test_a_recipe_for_caffe_has_its_run_of_tensorflow_under_a_name_of_its_own() -> None:
     recipe = load_tensorflow_run("tf-256n-90ep")
     assert (recipe.name, recipe.trainer) == ("tf-256n-90ep-tensorflow", "tensorflow")
-    (step,) = plan_chain(recipe, "runs/x-1").trainings
+    (step,) = plan_training(recipe, "runs/x-1").trainings
     assert (step.last_iter, step.images_per_iter) == (4680, 24576)
     assert thaw_recipe(freeze_recipe(recipe)) == recipe
     with pytest.raises(RecipeError, match="has no `tensorflow`"):
@@ -335,7 +335,7 @@ def test_the_python_is_the_profile_s_or_that_of_its_own_environment(
 
 def test_somebody_s_own_programs_are_started_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESNET_DIR", "/theirs")
-    plan = plan_chain(DIGITS.recipe, "runs/x-1")
+    plan = plan_training(DIGITS.recipe, "runs/x-1")
     assert plan.trainings[0].arguments[:2] == ("-P", "/theirs/resnet_main.py")
     assert sorted(plan.files) == [
         f"tensorflow/tf-digits-local/{name}" for name in ("resnet_check.py", "tf_rates.py")

@@ -8,7 +8,7 @@ from caffe_recipes.cluster.profiles import load_profile, parse_profile
 from caffe_recipes.recipe.model import Mlsl
 from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
 from caffe_recipes.run.context import find_profile
-from caffe_recipes.run.training_plan import bind_ranks, find_servers, plan_chain, plan_launch
+from caffe_recipes.run.training_plan import bind_ranks, find_servers, plan_launch, plan_training
 from tests.shipped import OF_CAFFE
 
 PREFIX = "models/intel_optimized_models/multinode/resnet50_custom_lr"
@@ -16,7 +16,7 @@ PREFIX = "models/intel_optimized_models/multinode/resnet50_custom_lr"
 
 def test_the_published_chain_is_planned_as_published() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
-    plan = plan_chain(recipe, "runs/x")
+    plan = plan_training(recipe, "runs/x")
     assert [step.arguments for step in plan.trainings] == [
         ("train", f"--solver={PREFIX}/solver_init.prototxt"),
         *(
@@ -104,7 +104,7 @@ def test_a_recipe_without_servers_has_none_on_a_machine_with_some() -> None:
 
 @pytest.mark.parametrize("name", OF_CAFFE)
 def test_every_prototxt_that_a_plan_names_is_one_that_it_places(name: str) -> None:
-    plan = plan_chain(load_recipe(name), "runs/x")
+    plan = plan_training(load_recipe(name), "runs/x")
     arguments = [word for step in plan.trainings for word in step.arguments]
     arguments += [word for testing in plan.testings for word in testing.arguments]
     named = {word.partition("=")[2] for word in arguments if word.startswith(("--solver=", "--model="))}
@@ -116,5 +116,5 @@ def test_every_prototxt_that_a_plan_names_is_one_that_it_places(name: str) -> No
 
 @pytest.mark.parametrize("name", OF_CAFFE)
 def test_snapshots_of_a_plan_have_names_of_their_own(name: str) -> None:
-    plan = plan_chain(load_recipe(name), "runs/x")
+    plan = plan_training(load_recipe(name), "runs/x")
     assert len({step.fetched for step in plan.trainings}) == len(plan.trainings)

@@ -9,7 +9,7 @@ import pytest
 
 from caffe_recipes.errors import InputError, WeightsError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.training_plan import plan_chain, plan_steps
+from caffe_recipes.run.training_plan import plan_steps, plan_training
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -60,9 +60,9 @@ def test_an_unknown_phase_is_one_line_and_changes_nothing(place: Place) -> None:
 
 def test_a_plan_holds_the_phases_up_to_one_and_all_prototxts() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
-    whole, part = plan_chain(recipe, "runs/x"), plan_chain(recipe, "runs/x", "cyc1")
+    whole, part = plan_training(recipe, "runs/x"), plan_training(recipe, "runs/x", "cyc1")
     assert part.trainings == whole.trainings[:2]
     assert part.files == whole.files
-    assert (part.testings, plan_chain(recipe, "runs/x", "collapse")) == ((), whole)
+    assert (part.testings, plan_training(recipe, "runs/x", "collapse")) == ((), whole)
     assert plan_steps(recipe) == plan_steps(recipe, until="collapse")
     assert [step.phase for step in plan_steps(recipe)] == [phase.name for phase in recipe.phases]

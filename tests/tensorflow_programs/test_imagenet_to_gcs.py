@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.data.build import build_lmdb, plan_build
-from caffe_recipes.data.images import Settings, load_folder
-from caffe_recipes.data.tfrecords import check_records, load_record_set, write_tfrecords
+from caffe_recipes.data.images import ConversionSettings, load_folder
+from caffe_recipes.data.tfrecords import check_tfrecords, load_record_set, write_tfrecords
 from caffe_recipes.tensorflow.records import parse_example, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,7 +85,7 @@ def test_folders_become_records_with_labels_from_1_and_a_manifest(raw: Path) -> 
         made = load_record_set(records / name)
         assert made is not None
         assert (made.records, made.shards, made.prefix, made.classes) == (count, shards, name, CLASSES)
-        assert not check_records(records / name, 3).problems
+        assert not check_tfrecords(records / name, 3).problems
 
 
 def test_archives_give_the_records_of_the_folders(raw: Path) -> None:
@@ -112,7 +112,7 @@ def test_archives_give_the_records_of_the_folders(raw: Path) -> None:
 def test_the_records_are_those_of_an_lmdb_of_the_same_images(raw: Path, tmp_path: Path) -> None:
     assert small(raw, "--seed=3").returncode == 0
     found = load_folder(raw / "train")
-    build_lmdb(plan_build(found, Settings()), tmp_path / "lmdb", workers=1)
+    build_lmdb(plan_build(found, ConversionSettings()), tmp_path / "lmdb", workers=1)
     write_tfrecords(tmp_path / "lmdb", tmp_path / "of_lmdb", shards=3, seed=3, classes=CLASSES)
     for path in (tmp_path / "of_lmdb").iterdir():
         assert (tmp_path / "records" / "train" / path.name).read_bytes() == path.read_bytes()

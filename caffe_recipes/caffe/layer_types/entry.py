@@ -23,7 +23,7 @@ from caffe_recipes.wording import describe_count
 MANY = math.inf  # bottoms of a layer that takes any number of them
 
 Result = tuple[Shapes, Shapes]
-Count = Callable[[LayerShapes, int], Dim]
+CountWork = Callable[[LayerShapes, int], Dim]
 
 
 class Refusal(NamedTuple):
@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
     write: str
 
 
-Check = Callable[[pb.LayerParameter], Iterator[Refusal]]
+RefusalCheck = Callable[[pb.LayerParameter], Iterator[Refusal]]
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class LayerType:
     min_tops: Callable[[pb.LayerParameter], int] = lambda layer: 1
     learned: int = 0
     fillers: Callable[[pb.LayerParameter], list[pb.FillerParameter]] | None = None
-    refuses: tuple[Check, ...] = ()
+    refuses: tuple[RefusalCheck, ...] = ()
     zeroing_fields: tuple[str, ...] = ()
     in_place: bool = False
     no_backward: tuple[int, ...] | None = ()
@@ -188,8 +188,8 @@ class LayerType:
     is_linear: bool = False
     is_never_label: bool = False
     is_result: bool = False
-    multiply_adds: Count = lambda found, phase: 0
-    operations: Count = lambda found, phase: 0
+    multiply_adds: CountWork = lambda found, phase: 0
+    operations: CountWork = lambda found, phase: 0
     kernel: Callable[[pb.LayerParameter], str] = lambda layer: ""
     details: Callable[[pb.LayerParameter], str] = lambda layer: ""
     kind: str = "other"

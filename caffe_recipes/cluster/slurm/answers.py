@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from caffe_recipes.cluster.slurm.jobs import Job, NodeGroup, State, parse_limit, parse_moment
+from caffe_recipes.cluster.slurm.jobs import Job, JobState, NodeGroup, parse_limit, parse_moment
 from caffe_recipes.errors import ClusterError
 
 # The job name comes last, since only it may contain the separator. Without widths nothing is truncated.
@@ -130,9 +130,9 @@ def _split_rows(stdout: str, command: str, names: Sequence[str]) -> Iterator[tup
         yield line, dict(zip(names, row, strict=True))
 
 
-def _state(word: str, command: str) -> State:
+def _state(word: str, command: str) -> JobState:
     try:
-        return State(word.split()[0])
+        return JobState(word.split()[0])
     except (ValueError, IndexError):
         what = f"{command} reports the unknown state {word[:80]!r}"
         raise ClusterError(command, what, "report this, with the version of Slurm") from None

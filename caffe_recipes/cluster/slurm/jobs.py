@@ -17,7 +17,7 @@ from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.errors import ClusterError, InputError
 
 
-class State(Enum):
+class JobState(Enum):
     """A job state as Slurm names it; REQUEUED to STOPPED are flags that Slurm shows in place of a state."""
 
     PENDING = "PENDING"
@@ -65,28 +65,28 @@ class State(Enum):
 
 _WAITING_STATES = frozenset(
     (
-        State.PENDING,
-        State.REQUEUED,
-        State.REQUEUE_FED,
-        State.REQUEUE_HOLD,
-        State.SPECIAL_EXIT,
-        State.RESV_DEL_HOLD,
-        State.EXPEDITING,
+        JobState.PENDING,
+        JobState.REQUEUED,
+        JobState.REQUEUE_FED,
+        JobState.REQUEUE_HOLD,
+        JobState.SPECIAL_EXIT,
+        JobState.RESV_DEL_HOLD,
+        JobState.EXPEDITING,
     )
 )
 _OVER_STATES = frozenset(
     (
-        State.COMPLETED,
-        State.CANCELLED,
-        State.FAILED,
-        State.TIMEOUT,
-        State.NODE_FAIL,
-        State.PREEMPTED,
-        State.BOOT_FAIL,
-        State.DEADLINE,
-        State.OUT_OF_MEMORY,
-        State.LAUNCH_FAILED,
-        State.RECONFIG_FAIL,
+        JobState.COMPLETED,
+        JobState.CANCELLED,
+        JobState.FAILED,
+        JobState.TIMEOUT,
+        JobState.NODE_FAIL,
+        JobState.PREEMPTED,
+        JobState.BOOT_FAIL,
+        JobState.DEADLINE,
+        JobState.OUT_OF_MEMORY,
+        JobState.LAUNCH_FAILED,
+        JobState.RECONFIG_FAIL,
     )
 )
 # States of nodes, as shown by sinfo, that no job should be given.
@@ -105,7 +105,7 @@ class Job:
 
     job_id: int
     name: str
-    state: State
+    state: JobState
     label: str = ""
     reason: str = ""
     partition: str = ""
@@ -148,7 +148,7 @@ def failed_nodes(job: Job, groups: Iterable[NodeGroup] = ()) -> tuple[str, ...]:
     now shows as broken. A requeued job has lost its node list, but still names the failed node.
     """
     blamed = list_hosts(job.failed_node)
-    if job.state not in (State.NODE_FAIL, State.BOOT_FAIL, State.LAUNCH_FAILED) and not blamed:
+    if job.state not in (JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.LAUNCH_FAILED) and not blamed:
         return ()
     broken = {host for group in groups if group.is_broken for host in list_hosts(group.node_list)}
     own = [host for host in list_hosts(job.node_list) if host in broken or host in blamed]
@@ -326,51 +326,51 @@ _LIMIT = re.compile(r"(QOS|Assoc|Assn?)?(Grp|Max|Min)([A-Za-z/]+?)(Per(?:User|Ac
 _WHOSE = {"QOS": "the QOS", "Assoc": "your account", "Ass": "your account", "Assn": "your account"}
 _USED_UP = ("Minutes", "Mins")
 
-_OVER_WORDS: Mapping[State, str] = {
-    State.COMPLETED: "has completed",
-    State.TIMEOUT: "was terminated at its time limit",
-    State.OUT_OF_MEMORY: "was killed because it ran out of memory",
-    State.PREEMPTED: "was preempted by a job of higher priority",
-    State.BOOT_FAIL: "was terminated because a node did not boot",
-    State.DEADLINE: "was terminated at its deadline",
-    State.LAUNCH_FAILED: "could not be started on its nodes",
-    State.RECONFIG_FAIL: "was terminated because a node could not be reconfigured",
+_OVER_WORDS: Mapping[JobState, str] = {
+    JobState.COMPLETED: "has completed",
+    JobState.TIMEOUT: "was terminated at its time limit",
+    JobState.OUT_OF_MEMORY: "was killed because it ran out of memory",
+    JobState.PREEMPTED: "was preempted by a job of higher priority",
+    JobState.BOOT_FAIL: "was terminated because a node did not boot",
+    JobState.DEADLINE: "was terminated at its deadline",
+    JobState.LAUNCH_FAILED: "could not be started on its nodes",
+    JobState.RECONFIG_FAIL: "was terminated because a node could not be reconfigured",
 }
-_NEXT_STEP: Mapping[State, str] = {
-    State.TIMEOUT: "submit again: it resumes from the last snapshot",
-    State.OUT_OF_MEMORY: "give it more --mem, or a smaller batch",
-    State.PREEMPTED: "submit again: it resumes from the last snapshot",
-    State.NODE_FAIL: "submit again without that node",
-    State.BOOT_FAIL: "submit again without that node",
-    State.LAUNCH_FAILED: "submit again without that node",
-    State.FAILED: "see its log",
+_NEXT_STEP: Mapping[JobState, str] = {
+    JobState.TIMEOUT: "submit again: it resumes from the last snapshot",
+    JobState.OUT_OF_MEMORY: "give it more --mem, or a smaller batch",
+    JobState.PREEMPTED: "submit again: it resumes from the last snapshot",
+    JobState.NODE_FAIL: "submit again without that node",
+    JobState.BOOT_FAIL: "submit again without that node",
+    JobState.LAUNCH_FAILED: "submit again without that node",
+    JobState.FAILED: "see its log",
 }
-_ACTIVE_WORDS: Mapping[State, str] = {
-    State.RUNNING: "is running",
-    State.CONFIGURING: "has been given nodes, which are being prepared",
-    State.POWER_UP_NODE: "has been given nodes, which are being powered up",
-    State.COMPLETING: "is ending: its nodes are being cleaned up",
-    State.STAGE_OUT: "has ended; its burst buffer is being emptied",
-    State.RESIZING: "is running; it is being resized",
-    State.SIGNALING: "is running and is being sent a signal",
-    State.SUSPENDED: "is suspended and keeps its nodes",
-    State.STOPPED: "is stopped (SIGSTOP) and keeps its nodes",
-    State.REVOKED: "was moved to another cluster of the federation; query that cluster",
+_ACTIVE_WORDS: Mapping[JobState, str] = {
+    JobState.RUNNING: "is running",
+    JobState.CONFIGURING: "has been given nodes, which are being prepared",
+    JobState.POWER_UP_NODE: "has been given nodes, which are being powered up",
+    JobState.COMPLETING: "is ending: its nodes are being cleaned up",
+    JobState.STAGE_OUT: "has ended; its burst buffer is being emptied",
+    JobState.RESIZING: "is running; it is being resized",
+    JobState.SIGNALING: "is running and is being sent a signal",
+    JobState.SUSPENDED: "is suspended and keeps its nodes",
+    JobState.STOPPED: "is stopped (SIGSTOP) and keeps its nodes",
+    JobState.REVOKED: "was moved to another cluster of the federation; query that cluster",
 }
-_WAITING_WORDS: Mapping[State, str] = {
-    State.REQUEUED: "is being requeued",
-    State.REQUEUE_FED: "is being requeued",
-    State.REQUEUE_HOLD: "was requeued and is held",
-    State.SPECIAL_EXIT: "was requeued and is held",
-    State.RESV_DEL_HOLD: "is held because its reservation was deleted",
+_WAITING_WORDS: Mapping[JobState, str] = {
+    JobState.REQUEUED: "is being requeued",
+    JobState.REQUEUE_FED: "is being requeued",
+    JobState.REQUEUE_HOLD: "was requeued and is held",
+    JobState.SPECIAL_EXIT: "was requeued and is held",
+    JobState.RESV_DEL_HOLD: "is held because its reservation was deleted",
 }
-_HELD = (State.REQUEUE_HOLD, State.SPECIAL_EXIT, State.RESV_DEL_HOLD)
+_HELD = (JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT, JobState.RESV_DEL_HOLD)
 
 
 def describe_state(job: Job) -> str:
     """Return one line with what a job is doing or how it ended, why, and what to do, if anything.
 
-    >>> describe_state(Job(7, "chain", State.PENDING, reason="Resources"))
+    >>> describe_state(Job(7, "chain", JobState.PENDING, reason="Resources"))
     'waits: its nodes are still in use (Resources)'
     """
     return "; ".join(filter(None, explain_state(job)))
@@ -426,7 +426,7 @@ def _find_meaning(words: str) -> tuple[str, str] | None:
 def _describe_waiting(job: Job) -> tuple[str, str]:
     text = _WAITING_WORDS.get(job.state, "waits")
     hint = "see its log, then scontrol release" if job.state in _HELD else ""
-    if job.restarts and job.state is State.PENDING:
+    if job.restarts and job.state is JobState.PENDING:
         text = f"waits to start again (requeued {_times(job.restarts)} so far)"
     if job.reason and (job.reason != "None" or not hint):
         meaning, todo = explain_reason(job.reason)
@@ -439,12 +439,12 @@ def _describe_waiting(job: Job) -> tuple[str, str]:
 
 def _describe_end(job: Job) -> tuple[str, str]:
     hint = _NEXT_STEP.get(job.state, "")
-    if job.state is State.NODE_FAIL:
+    if job.state is JobState.NODE_FAIL:
         node = f"node {job.failed_node}" if job.failed_node else "one of its nodes"
         return f"was terminated because {node} failed", hint
-    if job.state is State.CANCELLED:
+    if job.state is JobState.CANCELLED:
         return _describe_cancelled(job)
-    if job.state is State.FAILED:
+    if job.state is JobState.FAILED:
         text = "has failed"
         if job.signal:
             text += f" with signal {job.signal}"
@@ -455,7 +455,7 @@ def _describe_end(job: Job) -> tuple[str, str]:
             return f"{text}: {meaning}{_raw_reason(job)}", todo or hint
         return text, hint
     text = _OVER_WORDS[job.state]
-    if job.state is State.TIMEOUT and job.limit_s is not None:
+    if job.state is JobState.TIMEOUT and job.limit_s is not None:
         text += f" of {describe_limit(job.limit_s)}"
     return text, hint
 

@@ -158,7 +158,7 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JobVerdict:
     """What to report about a job that Slurm accepts; `must_wait` if too few nodes are up for it now.
 
     `partitions` are those that accept it.
@@ -171,7 +171,7 @@ class Verdict:
 
 def check_slurm(
     resources: Resources, partitions: Sequence[Partition], groups: Sequence[NodeGroup]
-) -> Verdict:
+) -> JobVerdict:
     """Return what to report about a job that Slurm accepts; raises InputError if it does not."""
     chosen = _find_partitions(resources.batch.partition, partitions)
     refusals = [_find_refusals(resources, each) for each in chosen]
@@ -181,7 +181,7 @@ def check_slurm(
     fitting = [each for each, lines in zip(chosen, refusals, strict=True) if not lines]
     waits = [line for each in fitting for line in check_nodes_now(each, groups, resources.nodes)]
     notes = (*waits, *_describe_time(resources, fitting[0]))
-    return Verdict(notes, len(waits) == len(fitting), tuple(each.name for each in fitting))
+    return JobVerdict(notes, len(waits) == len(fitting), tuple(each.name for each in fitting))
 
 
 def _describe_time(resources: Resources, partition: Partition) -> Iterator[str]:

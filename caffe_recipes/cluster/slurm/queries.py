@@ -26,7 +26,7 @@ from caffe_recipes.cluster.slurm.calls import (
     read_output,
     run_command,
 )
-from caffe_recipes.cluster.slurm.jobs import Job, NodeGroup, State, explain_state
+from caffe_recipes.cluster.slurm.jobs import Job, JobState, NodeGroup, explain_state
 from caffe_recipes.cluster.slurm.partitions import Partition, parse_partitions
 from caffe_recipes.errors import InputError
 
@@ -128,7 +128,7 @@ def _ask_accounting(
     cluster: str,
 ) -> tuple[Job, ...]:
     """Return the jobs in accounting with these names, or with ids not fully known to the controller."""
-    complete = {job.job_id for job in live if job.state is not State.CANCELLED}
+    complete = {job.job_id for job in live if job.state is not JobState.CANCELLED}
     wanted = [str(job_id) for job_id in dict.fromkeys(ids) if job_id not in complete]
     try:
         by_id = _account(host, cluster, [f"--jobs={','.join(wanted)}"]) if wanted else ()
@@ -194,6 +194,6 @@ def check_after(host: Host, number: int, clusters: Sequence[str] = ()) -> None:
         hint = "leave out --after if it has completed"
         raise InputError("--after", f"job {number} is unknown to Slurm", hint)
     for job in found:
-        if job.state.is_over and job.state is not State.COMPLETED:
+        if job.state.is_over and job.state is not JobState.COMPLETED:
             what = f"a job after job {number} would never start: it {explain_state(job)[0]}"
             raise InputError("--after", what, "give a job that can still complete, or leave it out")

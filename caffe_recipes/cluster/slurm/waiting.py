@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm.calls import NoCommand, SchedulerAway
-from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, JobState
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, find_jobs
 
 AskJob = Callable[[int], Iterable[Job]]
@@ -15,7 +15,7 @@ AskJob = Callable[[int], Iterable[Job]]
 PATIENCE_S = 1800.0
 _AGAIN_S = 2.0
 # States that a job passes through after its processes got SIGTERM.
-_ENDING = frozenset((State.COMPLETING, State.STAGE_OUT))
+_ENDING = frozenset((JobState.COMPLETING, JobState.STAGE_OUT))
 
 
 def is_ready(number: int) -> bool:
@@ -70,7 +70,7 @@ def wait_for_end(
     say: Callable[[str], None],
     pause: Callable[[float], None],
     clock: Callable[[], float],
-) -> State | None:
+) -> JobState | None:
     """Wait up to `patience_s` seconds for a job to end; return None, or its state if it has not ended.
 
     Raises SchedulerAway if Slurm does not answer in that time.

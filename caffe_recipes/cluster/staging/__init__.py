@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal
 
-How = Literal["copy", "chain", "sbcast", "ssh"]
-WAYS: tuple[How, ...] = ("copy", "chain", "sbcast", "ssh")
+Way = Literal["copy", "chain", "sbcast", "ssh"]
+WAYS: tuple[Way, ...] = ("copy", "chain", "sbcast", "ssh")

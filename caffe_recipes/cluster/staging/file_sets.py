@@ -409,10 +409,10 @@ def save_copies(lmdb: str, found: Mapping[str, Copy], cache: Path) -> None:
         _save_cached("copies", lmdb, {"copies": copies}, cache)
 
 
-Kind = Literal["manifests", "copies"]
+CacheKind = Literal["manifests", "copies"]
 
 
-def _load_cached(kind: Kind, path: str | Path, cache: Path) -> dict[str, Any]:
+def _load_cached(kind: CacheKind, path: str | Path, cache: Path) -> dict[str, Any]:
     """Return the values that are cached for a path. Raises OSError or ValueError if there are none."""
     values = json.loads(read_within(_cached_file(kind, path, cache), "json-bytes"))
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
@@ -420,10 +420,10 @@ def _load_cached(kind: Kind, path: str | Path, cache: Path) -> dict[str, Any]:
     return values
 
 
-def _save_cached(kind: Kind, path: str | Path, values: Mapping[str, object], cache: Path) -> None:
+def _save_cached(kind: CacheKind, path: str | Path, values: Mapping[str, object], cache: Path) -> None:
     write_cache_file(_cached_file(kind, path, cache), json.dumps({"format": FORMAT, **values}))
 
 
-def _cached_file(kind: Kind, path: str | Path, cache: Path) -> Path:
+def _cached_file(kind: CacheKind, path: str | Path, cache: Path) -> Path:
     """Return the file for what is cached for a path. Raises OSError."""
     return private_cache(cache) / kind / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"

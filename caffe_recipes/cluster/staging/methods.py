@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from caffe_recipes.cluster.staging import WAYS, How
+from caffe_recipes.cluster.staging import WAYS, Way
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.units import describe_bytes
 from caffe_recipes.wording import describe_count, plural
@@ -38,7 +38,7 @@ class CopyRates:
 class Option:
     """A staging method, with its estimated time; `why` explains the estimate, or why it is not available."""
 
-    how: How
+    how: Way
     why: str
     seconds: float | None = None
 
@@ -86,7 +86,7 @@ def star_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
 
 
 # The seconds that each method takes for so many bytes, to so many hosts.
-STAGING_S: Mapping[How, Callable[[int, int, CopyRates], float]] = {
+STAGING_S: Mapping[Way, Callable[[int, int, CopyRates], float]] = {
     "copy": copy_s,
     "chain": chain_s,
     "sbcast": star_s,
@@ -107,7 +107,7 @@ class StagingPlan:
     missing: tuple[NodeState, ...]
     refused: tuple[tuple[str, str], ...]
     options: tuple[Option, ...]
-    how: How | None
+    how: Way | None
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def plan_staging(
     files: FileSet,
     *,
     rates: CopyRates = CopyRates(),
-    how: How | None = None,
-    unavailable: Mapping[How, str] | None = None,
+    how: Way | None = None,
+    unavailable: Mapping[Way, str] | None = None,
 ) -> StagingPlan:
     """Return the plan, with the fastest way or the requested one (`how`).
 
@@ -170,7 +170,7 @@ def plan_without(plan: StagingPlan, hosts: Collection[str], why: str) -> Staging
     )
 
 
-def plan_chain(
+def order_chain(
     files: FileSet, lmdb: SetFile, missing: Sequence[NodeState], present: Sequence[str], here: str
 ) -> ChainOrder:
     """Return the order of a chain. It starts at a node that sees the source, or has a copy, or else here."""
@@ -223,28 +223,28 @@ def _refusal(state: NodeState, files: FileSet) -> str:
 
 
 def _estimate_ways(
-    missing: Sequence[NodeState], size_bytes: int, rates: CopyRates, unavailable: Mapping[How, str]
+    missing: Sequence[NodeState], size_bytes: int, rates: CopyRates, unavailable: Mapping[Way, str]
 ) -> tuple[Option, ...]:
     """Return every method with its estimated seconds; `unavailable` holds the others, with reasons."""
     count, link, shared = len(missing), describe_bytes(rates.link), describe_bytes(rates.shared)
     times = "once" if count == 1 else f"{count} times"
     seconds = {way: seconds_of(size_bytes, count, rates) for way, seconds_of in STAGING_S.items()}
     hosts = f"{describe_count(count, 'host')} {plural(count, 'passes', 'pass')}"
-    why: dict[How, str] = {
+    why: dict[Way, str] = {
         "copy": f"{describe_count(count, 'reader')} of a shared file system at {shared}/s",
         "chain": f"one node reads, {hosts} it on at {link}/s",
         "sbcast": f"Slurm sends {times} at {link}/s",
         "ssh": f"this machine sends {times} at {link}/s",
     }
     blind = [state.host for state in missing if not state.sees_source]
-    reasons: dict[How, str] = {"copy": f"{blind[0]} cannot read the source"} if blind else {}
+    reasons: dict[Way, str] = {"copy": f"{blind[0]} cannot read the source"} if blind else {}
     reasons |= unavailable
     return tuple(
         Option(way, reasons[way]) if way in reasons else Option(way, why[way], seconds[way]) for way in WAYS
     )
 
 
-def _choose_way(options: Sequence[Option], how: How | None) -> How:
+def _choose_way(options: Sequence[Option], how: Way | None) -> Way:
     """Return the requested method, or the fastest. Raises InputError or ClusterError if it is unavailable."""
     if how is not None:
         requested = next(option for option in options if option.how == how)

@@ -90,7 +90,7 @@ def block_digest(file: int, block: int, size_bytes: int) -> str:
     return digest.hexdigest()
 
 
-def file_digest(file: int, size_bytes: int) -> str:
+def digest_open_file(file: int, size_bytes: int) -> str:
     """Return the digest of an open file, hashed by several threads. Raises OSError."""
     with ThreadPoolExecutor(hasher_count()) as pool:
         return combine_blocks(
@@ -101,7 +101,7 @@ def file_digest(file: int, size_bytes: int) -> str:
 def digest_of(path: Path) -> str:
     """Return the digest of a file. Raises OSError."""
     with path.open("rb") as file:
-        return file_digest(file.fileno(), os.fstat(file.fileno()).st_size)
+        return digest_open_file(file.fileno(), os.fstat(file.fileno()).st_size)
 
 
 def hasher_count() -> int:
@@ -268,7 +268,7 @@ class Sink:
             try:
                 self.landing.finish(digest)
             except OSError as error:
-                self.error = explain(error)
+                self.error = describe_os_error(error)
         return self.error
 
     def _run(self) -> None:
@@ -277,7 +277,7 @@ class Sink:
                 try:
                     self.landing.write(*item)
                 except OSError as error:
-                    self.error = explain(error)
+                    self.error = describe_os_error(error)
             self.stored += 1
 
 
@@ -320,14 +320,14 @@ class RelayReader:
                         raise OSError(f"the source ends at byte {at + done} of {self._size_bytes}")
                     done += count
             except OSError as error:
-                self.error = explain(error)
+                self.error = describe_os_error(error)
                 return
             self.read += 1
             if not self._known:  # right after reading, from the page cache
                 self._hash(range(len(self._hashes), (at + done) // BLOCK_BYTES))
 
 
-def explain(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """Return the message of an error, without the number and path that Python adds."""
     return error.strerror or str(error)
 
@@ -371,7 +371,7 @@ class Waiter:
         self.moved()
 
 
-class Relay:
+class ChunkRelay:
     """Passes the chunks of the file through one rank."""
 
     def __init__(self, comm: MPI.Comm, size_bytes: int, chunk_bytes: int, waiter: Waiter) -> None:
@@ -456,7 +456,7 @@ def run_rank(comm: MPI.Comm, options: argparse.Namespace) -> str:
             try:
                 landing = Landing(options.folder, options.part, options.bytes, pool)
             except OSError as failure:
-                error = explain(failure)
+                error = describe_os_error(failure)
         held = landing.held_blocks if landing else options.bytes // BLOCK_BYTES
         start = _common_start(comm, held, waiter)
         if landing:
@@ -464,7 +464,7 @@ def run_rank(comm: MPI.Comm, options: argparse.Namespace) -> str:
         source = RelayReader(options.source, options.bytes, options.digest, pool) if rank == 0 else None
         sink = Sink(landing, error)
         report = _ProgressReport(rank, options.bytes)
-        Relay(comm, options.bytes, options.chunk, waiter).run(start * BLOCK_BYTES, source, sink, report)
+        ChunkRelay(comm, options.bytes, options.chunk, waiter).run(start * BLOCK_BYTES, source, sink, report)
         error = sink.finish(_shared_digest(comm, source, waiter))
     if landing:
         landing.close()

@@ -15,7 +15,7 @@ from caffe_recipes.cluster.commands import MAX_TRANSFER_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, ask_all
 from caffe_recipes.cluster.remote import NodeRefusal
 from caffe_recipes.cluster.slurm.this_job import this_job
-from caffe_recipes.cluster.staging import How
+from caffe_recipes.cluster.staging import Way
 from caffe_recipes.cluster.staging.file_sets import (
     Copy,
     FileSet,
@@ -79,7 +79,7 @@ class StagingEnv:
     """The settings of staging; chains need `chain`, and `how` requests a way regardless of its cost."""
 
     rates: CopyRates = field(default_factory=CopyRates)
-    how: How | None = None
+    how: Way | None = None
     chain: ChainEnv | None = None
     cache: Path = field(default_factory=cache_folder)
     here: str = ""
@@ -165,7 +165,7 @@ def _hash_copies(
 
 def plan_from(states: Sequence[NodeState], files: FileSet, env: StagingEnv) -> StagingPlan:
     """Return the plan, without the ways that this machine does not support; raises as `plan_staging`."""
-    unavailable: dict[How, str] = {}
+    unavailable: dict[Way, str] = {}
     if env.chain is None:
         unavailable["chain"] = "no launcher or no mpi4py"
     if not this_job(os.environ).job:

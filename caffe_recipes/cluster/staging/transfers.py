@@ -35,7 +35,7 @@ from caffe_recipes.cluster.staging.file_sets import (
     part_name,
     survey_hosts,
 )
-from caffe_recipes.cluster.staging.methods import ChainOrder, StagingPlan, lacking_files, plan_chain
+from caffe_recipes.cluster.staging.methods import ChainOrder, StagingPlan, lacking_files, order_chain
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.wording import describe_count
 
@@ -80,7 +80,7 @@ class ChainEnv:
     start_s: float = START_S
 
 
-def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_bytes: int) -> ChainEnd:
+def send_along_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_bytes: int) -> ChainEnd:
     """Start a chain, and wait until it ends; end it if there is no progress.
 
     The result does not say which hosts have the file; probe the nodes for that. Raises ClusterError if the
@@ -293,7 +293,7 @@ def send_by_chain(job: StagingJob, env: ChainEnv, *, is_requested: bool = True) 
     unstarted = {state.host: unfit[state.host] for state in job.plan.missing if state.host in unfit}
     dead, fruitless = set[str](), 0
     while missing:
-        order = plan_chain(job.plan.files, job.lmdb, missing, landed, job.here)
+        order = order_chain(job.plan.files, job.lmdb, missing, landed, job.here)
         end = _launch(job, env, order, digest, is_requested=is_requested)
         moved = moved or end.moved
         states = survey_hosts([job.hosts[each.host] for each in missing], job.plan.files, _PROBE_S)
@@ -359,7 +359,7 @@ def _launch(
     job: StagingJob, env: ChainEnv, order: ChainOrder, digest: str | None, *, is_requested: bool
 ) -> ChainEnd:
     try:
-        return run_chain(order, env, _relay_command(job, env, order, digest), job.lmdb.size_bytes)
+        return send_along_chain(order, env, _relay_command(job, env, order, digest), job.lmdb.size_bytes)
     except ClusterError as error:
         if is_requested:
             raise

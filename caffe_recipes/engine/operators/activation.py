@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.operators.operator import Forward, Setup, Shapes, layer_error
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, layer_error
 
 _Function = Callable[[Tensor], Tensor]
 
@@ -18,7 +18,7 @@ _Function = Callable[[Tensor], Tensor]
 def _pointwise(choose: Callable[[pb.LayerParameter], _Function]) -> Setup:
     """Return the setup of a layer y = f(x), where `choose` returns f for a layer."""
 
-    def setup(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+    def setup(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
         function = choose(layer)
         return lambda xs, _: [function(xs[0])]
 
@@ -77,7 +77,7 @@ def _threshold(layer: pb.LayerParameter) -> _Function:
     return lambda x: (x > threshold).to(x.dtype)
 
 
-def _prelu(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _prelu(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """max(0, x) + slope * min(0, x), with a learned slope per channel, or a single one."""
 
     def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
@@ -86,7 +86,7 @@ def _prelu(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     return forward
 
 
-def _softmax(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _softmax(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     axis = layer.softmax_param.axis
     return lambda xs, _: [torch.softmax(xs[0], axis)]
 

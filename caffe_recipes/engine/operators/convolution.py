@@ -9,10 +9,10 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.windows import dilations, per_axis
-from caffe_recipes.engine.operators.operator import Forward, Setup, Shapes, format_shape, layer_error
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, format_shape, layer_error
 
 
-def _convolution(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _convolution(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Convolution, or its transpose for Deconvolution, of each bottom into its top.
 
     Weights are (num_output, channels / group, kernel...), or for the transpose (channels, num_output / group,

@@ -16,8 +16,8 @@ from caffe_recipes.caffe.datums import Datums, open_datums
 from caffe_recipes.caffe.layer_types.dimensions import Image
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.operators.operator import Forward, Shape, Shapes, layer_error
-from caffe_recipes.engine.transform import Pixels, Transform, decode, format_size, match_caffe_opencv
+from caffe_recipes.engine.operators.operator import Forward, TensorShape, TensorShapes, layer_error
+from caffe_recipes.engine.transform import Pixels, Transform, decode_datum, format_size, match_caffe_opencv
 from caffe_recipes.errors import DataError
 
 
@@ -171,7 +171,7 @@ class RecordReader:
             hint = "build the LMDB with encoded images, since Caffe scrambles raw ones here"
             raise self._record_error(record, "is not encoded, but transform_param resizes it", hint)
         try:
-            image = decode(datum, self._param), datum.label
+            image = decode_datum(datum, self._param), datum.label
         except ValueError as error:
             raise self._record_error(record, str(error)) from None
         self._cached_bytes += image[0].nbytes
@@ -183,7 +183,7 @@ class RecordReader:
         key = self._datums.keys[record].decode(errors="replace")
         return DataError(self._datums.path, f"record '{key}' {what}", hint)
 
-    def check_first_record(self, shape: Shape) -> None:
+    def check_first_record(self, shape: TensorShape) -> None:
         """Raise DataError unless the transformed first record has the shape (channels, height, width)."""
         pixels, _ = self._image(0)
         try:
@@ -203,14 +203,14 @@ def first_image_shape(source: str) -> Image:
         if not datum.encoded:
             return datum.channels, datum.height, datum.width
         try:
-            height, width, channels = decode(datum, pb.TransformationParameter()).shape
+            height, width, channels = decode_datum(datum, pb.TransformationParameter()).shape
         except ValueError as error:
             key = datums.keys[0].decode(errors="replace")
             raise DataError(source, f"record '{key}' {error}", "build the LMDB again") from None
         return channels, height, width
 
 
-def check_data(layer: pb.LayerParameter) -> None:
+def check_data_layer(layer: pb.LayerParameter) -> None:
     """Raise InputError for a Data layer that Caffe or the engine cannot read."""
     param = layer.data_param
     if param.backend != param.LMDB:
@@ -224,7 +224,7 @@ def check_data(layer: pb.LayerParameter) -> None:
             )
 
 
-def _data(layer: pb.LayerParameter, shapes: Shapes, context: DataContext) -> InputLayer:
+def _data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataContext) -> InputLayer:
     """Set up a layer that reads an LMDB into its tops: the images and, with a second top, the labels."""
     source_path = layer.data_param.source
     datums = open_datums(source_path)
@@ -242,12 +242,12 @@ def _data(layer: pb.LayerParameter, shapes: Shapes, context: DataContext) -> Inp
     return source
 
 
-def _input(layer: pb.LayerParameter, shapes: Shapes, context: DataContext) -> InputLayer:
+def _input(layer: pb.LayerParameter, shapes: TensorShapes, context: DataContext) -> InputLayer:
     """Set up inputs of zeros, since nothing sets them here."""
     return InputLayer(lambda x, w: [torch.zeros(shape) for shape in shapes.tops])
 
 
-def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, context: DataContext) -> InputLayer:
+def _dummy_data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataContext) -> InputLayer:
     """Set up blobs that are filled again in each pass."""
     fillers = list(layer.dummy_data_param.data_filler) or [pb.FillerParameter()]
     fillers = fillers * len(shapes.tops) if len(fillers) == 1 else fillers
@@ -262,7 +262,7 @@ def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, context: DataContext) 
     return InputLayer(forward)
 
 
-SOURCES: dict[str, Callable[[pb.LayerParameter, Shapes, DataContext], InputLayer]] = {
+SOURCES: dict[str, Callable[[pb.LayerParameter, TensorShapes, DataContext], InputLayer]] = {
     "Data": _data,
     "Input": _input,
     "DummyData": _dummy_data,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.operators.operator import Forward, Setup, Shape, Shapes
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShape, TensorShapes
 
 
-def _scale(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _scale(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Multiply by a learned blob, or by the second bottom, and add a learned bias."""
     spread = _spread(layer.scale_param, shapes)
     learned, bias = len(shapes.bottoms) == 1, layer.scale_param.bias_term
@@ -24,13 +24,13 @@ def _scale(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     return forward
 
 
-def _bias(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _bias(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Add a learned blob, or the second bottom."""
     spread = _spread(layer.bias_param, shapes)
     return lambda xs, blobs: [xs[0] + (blobs[0] if blobs else xs[1]).view(spread)]
 
 
-def _spread(param: pb.ScaleParameter | pb.BiasParameter, shapes: Shapes) -> Shape:
+def _spread(param: pb.ScaleParameter | pb.BiasParameter, shapes: TensorShapes) -> TensorShape:
     """Return the shape of the smaller operand with trailing ones, so that it broadcasts from `axis` on."""
     first = shapes.bottoms[0]
     operand = shapes.bottoms[1] if len(shapes.bottoms) == 2 else shapes.learned[0]
@@ -45,7 +45,7 @@ def scales_channels(layer: pb.LayerParameter) -> bool:
     return layer.type == "Scale" and len(layer.bottom) == 1 and usual
 
 
-def _eltwise(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _eltwise(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Sum (with `coeff`), product or maximum of blobs of the same shape."""
     param = layer.eltwise_param
     coefficients = list(param.coeff)

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.operators.operator import Forward, Setup, Shapes
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes
 
 
-def _inner_product(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _inner_product(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """x W^T + b over all axes from `axis` on. W is (num_output, K), or (K, num_output) with `transpose`."""
     param, axes = layer.inner_product_param, len(shapes.bottoms[0])
     axis = param.axis % axes

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.logs import SATURATED_LOSS
-from caffe_recipes.engine.operators.operator import Forward, Setup, Shapes, layer_error
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, layer_error
 from caffe_recipes.errors import RunFailed
 
 FLT_MIN = 1.17549435e-38  # Caffe clamps probabilities to this before it takes the logarithm
@@ -94,7 +94,7 @@ class _Saturation:
             raise Diverged(f"layer '{self.name}'", what, hint)
 
 
-def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _softmax_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """-sum(log p[label]) / normalizer; tops: the loss, and the probabilities."""
     shape, param = shapes.bottoms[0], layer.loss_param
     axis = layer.softmax_param.axis % len(shape)
@@ -138,7 +138,7 @@ def _normalizer(layer: pb.LayerParameter, outer: int, inner: int) -> Callable[[i
     return lambda valid: max(1.0, divisors[mode](valid))
 
 
-def _accuracy(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _accuracy(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """The fraction of labels among the top_k predictions. Of equal predictions, the later class ranks first.
 
     A second top is the accuracy of each class, or 0 for a class without labels.
@@ -168,7 +168,7 @@ def _accuracy(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     return forward
 
 
-def _euclidean_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _euclidean_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """sum((a - b)^2) / (2 * items)."""
     items = shapes.bottoms[0][0]
 
@@ -179,7 +179,7 @@ def _euclidean_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     return forward
 
 
-def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """-sum(t log s(x) + (1 - t) log(1 - s(x))) / items, where s is the logistic function.
 
     Unlike in BVLC's Caffe, the layer ignores loss_param.
@@ -199,7 +199,7 @@ def _first_labels(labels: Tensor, items: int, classes: int) -> Tensor:
     return _class_indices(labels.reshape(-1)[:items], classes, None).reshape(-1, 1)
 
 
-def _hinge_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _hinge_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """sum(max(0, 1 - y x)^p) / items over all classes, with y = 1 for the label, else -1, and p 1 or 2."""
     items, classes = shapes.bottoms[0][0], math.prod(shapes.bottoms[0][1:])
     squared = layer.hinge_loss_param.norm == pb.HingeLossParameter.L2
@@ -213,7 +213,7 @@ def _hinge_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     return forward
 
 
-def _multinomial_logistic_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _multinomial_logistic_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """-sum(log max(p[label], 1e-20)) / items, where p are probabilities."""
     items, classes = shapes.bottoms[0][0], math.prod(shapes.bottoms[0][1:])
 

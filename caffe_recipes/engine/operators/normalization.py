@@ -12,12 +12,12 @@ from torch.nn import functional
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import stats_images
-from caffe_recipes.engine.operators.operator import Forward, Setup, Shapes
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes
 
 _WIDTH = 1024  # floats: rows of this length are summed the fastest
 
 
-def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _batch_norm(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Normalize each channel by the mean and variance of the batch (TRAIN) or by the running ones (TEST).
 
     Blob 0 is the sum of means, blob 1 the sum of variances (unbiased, m / (m - 1)), and blob 2 their common
@@ -95,7 +95,7 @@ class _Normalized(torch.autograd.Function):
         return (*found, None, None, None)
 
 
-def _lrn(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _lrn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """x / (k + alpha / n * sum of squares) ^ beta over n channels, or over an n x n window with k = 1."""
     param = layer.lrn_param
     size, alpha, beta, k = param.local_size, param.alpha, param.beta, param.k

@@ -16,20 +16,20 @@ from caffe_recipes.caffe.layer_types.dimensions import LayerShapes
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.errors import InputError
 
-Shape = tuple[int, ...]
+TensorShape = tuple[int, ...]
 Forward = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 
 
 @dataclass(frozen=True)
-class Shapes:
+class TensorShapes:
     """The shapes of a layer's bottoms, tops and learned blobs."""
 
-    bottoms: tuple[Shape, ...]
-    tops: tuple[Shape, ...]
-    learned: tuple[Shape, ...]
+    bottoms: tuple[TensorShape, ...]
+    tops: tuple[TensorShape, ...]
+    learned: tuple[TensorShape, ...]
 
 
-Setup = Callable[[pb.LayerParameter, Shapes], Forward]
+Setup = Callable[[pb.LayerParameter, TensorShapes], Forward]
 
 
 class LayerError(InputError):
@@ -41,10 +41,10 @@ def layer_error(layer: pb.LayerParameter, what: str, hint: str = "") -> LayerErr
     return LayerError(f"layer '{layer.name}' ({layer.type})", what, hint)
 
 
-def require_known_shapes(shapes: LayerShapes) -> Shapes:
+def require_known_shapes(shapes: LayerShapes) -> TensorShapes:
     """Return inferred shapes. Raises InputError unless all their dimensions are known and positive."""
 
-    def known(shape: Sequence[int | None] | None) -> Shape:
+    def known(shape: Sequence[int | None] | None) -> TensorShape:
         dims = tuple(dim for dim in shape or () if dim is not None and dim > 0)
         if shape is None or len(dims) != len(shape):
             raise layer_error(
@@ -53,7 +53,7 @@ def require_known_shapes(shapes: LayerShapes) -> Shapes:
         return dims
 
     learned = shapes.learned or ()
-    return Shapes(*(tuple(map(known, of)) for of in (shapes.bottoms, shapes.tops, learned)))
+    return TensorShapes(*(tuple(map(known, of)) for of in (shapes.bottoms, shapes.tops, learned)))
 
 
 def format_shape(shape: Sequence[int]) -> str:

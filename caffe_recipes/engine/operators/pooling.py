@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.windows import per_axis
-from caffe_recipes.engine.operators.operator import Forward, Setup, Shapes, layer_error
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, layer_error
 
 
-def _pooling(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _pooling(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Pooling. The output size is rounded up, and no window starts beyond the padded input.
 
     AVE divides by the size of the window, clipped to the padded input.

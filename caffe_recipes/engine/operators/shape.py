@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.operators.operator import Forward, Setup, Shapes
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes
 
 
-def _concat(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _concat(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     param = layer.concat_param
     axis = param.concat_dim if param.HasField("concat_dim") else param.axis
     return lambda xs, _: [torch.cat(list(xs), axis)]
 
 
-def _slice(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _slice(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Split a blob along an axis at the `slice_point`s or into equal parts."""
     param = layer.slice_param
     axis = param.slice_dim if param.HasField("slice_dim") else param.axis
@@ -25,18 +25,18 @@ def _slice(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     return lambda xs, _: list(torch.split(xs[0], sizes, axis))
 
 
-def _reshape(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _reshape(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Give a blob a new shape, for Flatten and Reshape."""
     return lambda xs, _: [xs[0].reshape(shapes.tops[0])]
 
 
-def _permute(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _permute(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     order = list(layer.permute_param.order)
     order += [axis for axis in range(len(shapes.bottoms[0])) if axis not in order]
     return lambda xs, _: [xs[0].permute(order)]
 
 
-def _crop(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _crop(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Crop the first bottom to the size of the second, from `axis` on, at `offset`."""
     first = shapes.bottoms[0]
     axis = layer.crop_param.axis % len(first)
@@ -47,16 +47,16 @@ def _crop(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     return lambda xs, _: [xs[0][cuts]]
 
 
-def _split(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _split(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     count = len(layer.top)
     return lambda xs, _: [xs[0]] * count
 
 
-def _silence(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _silence(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return lambda xs, _: []
 
 
-def _arg_max(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _arg_max(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """The indices of the top_k largest values, and the values with out_max_val. Of ties, the later first."""
     param = layer.argmax_param
     flat = not param.HasField("axis")
@@ -75,7 +75,7 @@ def _arg_max(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     return forward
 
 
-def _reduction(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+def _reduction(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """The sum, absolute sum, sum of squares or mean over all axes from `axis` on, times `coeff`."""
     param = layer.reduction_param
     combine, axis = _REDUCTIONS[param.operation], param.axis % len(shapes.bottoms[0])

@@ -16,7 +16,7 @@ from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.diff.changes import Comparison, FileDiff
 from caffe_recipes.review.diff.documents import EpochScale, diff_documents, kind_of, read_document
-from caffe_recipes.review.diff.messages import fingerprint, match_by_keys
+from caffe_recipes.review.diff.messages import match_by_keys, meaning_bytes
 from caffe_recipes.review.diff.nets import phase_of
 from caffe_recipes.review.diff.sources import RecipeSide, TextFile, Tree
 
@@ -81,7 +81,7 @@ def _meaning(file: tuple[str, bytes | PrototxtError]) -> Hashable:
         message = read_document(data, path).message
     except PrototxtError:
         return data
-    return kind_of(message), fingerprint(message)
+    return kind_of(message), meaning_bytes(message)
 
 
 def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Comparison:
@@ -137,32 +137,34 @@ def _scales(
 def _find_batch(solver: pb.SolverParameter, file: TextFile, max_bytes: int) -> tuple[int | None, str]:
     """Return the batch size of a solver's net, or None and the reason why it is unknown."""
     try:
-        batch = batch_of(solver, file.path, file.read, max_bytes)
+        batch = solver_batch(solver, file.path, file.read, max_bytes)
     except PrototxtError as error:
         return None, str(error)
     return batch, "" if batch else f"found no net with a batch_size beside {file.label}"
 
 
-def batch_of(solver: pb.SolverParameter, path: str, read: Read, max_bytes: int = MOST_BYTES) -> int | None:
+def solver_batch(
+    solver: pb.SolverParameter, path: str, read: Read, max_bytes: int = MOST_BYTES
+) -> int | None:
     """Return the training batch of one rank, from the net inside a solver or in a file beside it.
 
     None if there is no such net. Raises PrototxtError if it cannot be read.
     """
     for name in ("net_param", "train_net_param"):
         if solver.HasField(name):
-            return batch_size(getattr(solver, name))
+            return training_batch(getattr(solver, name))
     net = posixpath.basename(solver.net or solver.train_net)
     folder = path[: path.rindex("/") + 1] if "/" in path else path[: path.rfind(":") + 1]
     data = read(folder + net) if net else None
     message = read_document(data, folder + net, max_bytes).message if data else None
-    return batch_size(message) if message and is_kind(message, pb.NetParameter) else None
+    return training_batch(message) if message and is_kind(message, pb.NetParameter) else None
 
 
-def batch_size(net: pb.NetParameter) -> int | None:
+def training_batch(net: pb.NetParameter) -> int | None:
     """Return the batch_size of a net's first training data layer, or None if it has none.
 
     >>> data = pb.LayerParameter(type="Data", data_param=pb.DataParameter(batch_size=32))
-    >>> batch_size(pb.NetParameter(layer=[data]))
+    >>> training_batch(pb.NetParameter(layer=[data]))
     32
     """
     sizes = (layer_batch(layer) for layer in net.layer if phase_of(layer) != "TEST")

@@ -376,7 +376,7 @@ def _is_same_block(field: FieldDescriptor, old: Message, new: Message) -> bool:
     return bool(getattr(old, field.name) == getattr(new, field.name))
 
 
-def fingerprint(message: Message, skip: Collection[str] = ()) -> bytes:
+def meaning_bytes(message: Message, skip: Collection[str] = ()) -> bytes:
     """Return bytes that are equal for messages of equal meaning, ignoring the fields in `skip`."""
     copy = deepcopy(message)
     for name in skip:
@@ -525,7 +525,7 @@ def _pair_by_place(old: list[Message], new: list[Message]) -> dict[int, int]:
     """Pair blocks in order if both sides have the same number; else equal blocks, and those between."""
     if len(old) == len(new):
         return {k: k for k in range(len(old))}
-    equal = longest_common([fingerprint(item) for item in old], [fingerprint(item) for item in new])
+    equal = longest_common([meaning_bytes(item) for item in old], [meaning_bytes(item) for item in new])
     pairs = dict(equal)
     i = j = 0
     for end_i, end_j in [*equal, (len(old), len(new))]:

@@ -21,10 +21,10 @@ from caffe_recipes.review.diff.changes import NOT_SET, Change, ShownValue
 from caffe_recipes.review.diff.messages import (
     block_text,
     diff_messages,
-    fingerprint,
     longest_common,
     match_by_keys,
     match_unique,
+    meaning_bytes,
 )
 from caffe_recipes.review.lint.net_view import trace_blobs
 
@@ -45,7 +45,7 @@ class _LayerId(NamedTuple):
     def of(cls, layer: pb.LayerParameter) -> _LayerId:
         if all(field.name not in _CONDITIONS for field, _ in layer.ListFields()):
             return cls(layer.name)
-        return cls(layer.name, phase_of(layer), fingerprint(layer, _RULES))
+        return cls(layer.name, phase_of(layer), meaning_bytes(layer, _RULES))
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def _match_names(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParamet
     new_rest = [j for j in new_rest if after[j].name in shared]
     rest = [before[i] for i in old_rest], [after[j] for j in new_rest]
     alike = match_by_keys(
-        [(before[i], fingerprint(old[i])) for i in old_rest],
-        [(after[j], fingerprint(new[j])) for j in new_rest],
+        [(before[i], meaning_bytes(old[i])) for i in old_rest],
+        [(after[j], meaning_bytes(new[j])) for j in new_rest],
         [lambda item: item],
     )
     found = match_by_keys(*rest, keys, alike)
@@ -132,8 +132,8 @@ def _tokens(
     """Return a token for each layer: the same for both layers of a pair, otherwise the layer's function."""
     taken = set(pairs.values())
     return (
-        [pairs[i] if i in pairs else fingerprint(layer, _NAMES) for i, layer in enumerate(old)],
-        [j if j in taken else fingerprint(layer, _NAMES) for j, layer in enumerate(new)],
+        [pairs[i] if i in pairs else meaning_bytes(layer, _NAMES) for i, layer in enumerate(old)],
+        [j if j in taken else meaning_bytes(layer, _NAMES) for j, layer in enumerate(new)],
     )
 
 

@@ -51,7 +51,7 @@ def render_comparison(comparison: Comparison, paint: Paint = keep_plain) -> list
     return lines
 
 
-def render_json(comparison: Comparison) -> str:
+def render_comparison_json(comparison: Comparison) -> str:
     """Return a comparison as JSON: each change separately, values as Caffe reads them."""
     return json.dumps(
         {

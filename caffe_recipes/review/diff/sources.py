@@ -308,7 +308,7 @@ def _read_bounded(stream: IO[bytes], max_bytes: int, max_entries: int) -> bytes:
     return bytes(data)
 
 
-Kind = Literal["file", "folder", "recipe", "revision"]
+SourceKind = Literal["file", "folder", "recipe", "revision"]
 
 SUFFIXES = (".prototxt", ".pt")
 _RECIPE = re.compile(rb"^(?:phases|tensorflow|family)[ \t]*:", re.MULTILINE)
@@ -320,7 +320,7 @@ class Spec:
     """One argument: its kind, with the git object or the recipe net if it is not a path on disk."""
 
     text: str
-    kind: Kind
+    kind: SourceKind
     oid: str = ""
     net: Named | None = None
 

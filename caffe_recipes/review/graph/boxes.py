@@ -67,20 +67,20 @@ def _width(char: str) -> int:
     return _WIDTHS.get(char, _OTHER_WIDTH)
 
 
-def shorten(text: str) -> str:
+def fit_box(text: str) -> str:
     """Return a text without its middle if it is too long for a box.
 
-    >>> shorten("conv1"), len(shorten("x" * 100))
+    >>> fit_box("conv1"), len(fit_box("x" * 100))
     ('conv1', 44)
     """
     return shorten_middle(text, MOST_CHARACTERS, "…")
 
 
-def show_image(shape: Shape | None) -> str:
+def show_image_dims(shape: Shape | None) -> str:
     """Return a blob's shape without the batch, as text.
 
-    >>> show_image((32, 64, 56, 56)), show_image((32,)), show_image((32, None)), show_image(None)
-    ('64×56×56', '1', '?', '?')
+    >>> [show_image_dims(shape) for shape in ((32, 64, 56, 56), (32,), (32, None), None)]
+    ['64×56×56', '1', '?', '?']
     """
     return show_dims(shape and shape[1:], "×")
 
@@ -91,11 +91,11 @@ def describe_layer(layer: pb.LayerParameter) -> str:
     >>> describe_layer(pb.LayerParameter(type="InnerProduct", inner_product_param={"num_output": 1000}))
     'InnerProduct 1000'
     """
-    return shorten(f"{layer.type} {type_of(layer).details(layer)}".rstrip())
+    return fit_box(f"{layer.type} {type_of(layer).details(layer)}".rstrip())
 
 
 @dataclass(frozen=True)
-class Line:
+class LayerLine:
     """A layer in its box; `phase` is the only phase that includes it, empty if as for the box."""
 
     name: str
@@ -122,7 +122,7 @@ class Box:
     """
 
     id: int
-    lines: tuple[Line, ...]
+    lines: tuple[LayerLine, ...]
     kind: str
     phase: str
     size: tuple[int, ...] | None
@@ -132,10 +132,10 @@ class Box:
     def width(self) -> float:
         """The width of the box, set by its longest line."""
         first, *others = self.lines
-        widths = [text_width(shorten(first.name), TITLE, is_bold=True), text_width(first.what, SMALL)]
+        widths = [text_width(fit_box(first.name), TITLE, is_bold=True), text_width(first.what, SMALL)]
         for line in others:
             phase = text_width(f"{line.phase} only ", SMALL) if line.phase else 0
-            names = text_width(shorten(line.name), SMALL) + text_width(line.what, SMALL)
+            names = text_width(fit_box(line.name), SMALL) + text_width(line.what, SMALL)
             widths.append(names + _TEXT_GAP + phase)
         widths += [text_width(note, SMALL) + _TEXT_GAP for note in self.notes]
         return float(round(max(widths) + 2 * PADDING))
@@ -215,8 +215,8 @@ class _Builder:
             if blob in self.producers[maker]:
                 source, shape = self.producers[maker][blob]
                 shapes = self.edges.setdefault((source, box, blob), [])
-                if show_image(shape) not in shapes:
-                    shapes.append(show_image(shape))
+                if show_image_dims(shape) not in shapes:
+                    shapes.append(show_image_dims(shape))
                 self.read.add((phase, blob))
                 return
 
@@ -263,9 +263,9 @@ def _finish(builder: _Builder) -> Graph:
     return Graph(tuple(boxes), tuple(sorted(edges, key=lambda edge: (edge.source, edge.target, edge.blob))))
 
 
-def _lines(draft: _Draft, phases: Sequence[int]) -> tuple[Line, ...]:
+def _lines(draft: _Draft, phases: Sequence[int]) -> tuple[LayerLine, ...]:
     return tuple(
-        Line(
+        LayerLine(
             layer.name or "(no name)",
             describe_layer(layer),
             "" if included == draft.phases else pb.Phase.Name(next(iter(included))),

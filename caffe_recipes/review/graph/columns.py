@@ -170,7 +170,7 @@ def _place_beside(cells: dict[int, Cell], block: Block, begin: int, edges: Seque
             cells[box] = Cell(depths[box], max(right + 1, 0.0))
 
 
-Blob = tuple[int, str]
+BoxedBlob = tuple[int, str]
 
 _BESIDE = 11.0  # from a box to the first wire beside it
 _TRACK = 8.0  # between parallel wires
@@ -207,7 +207,7 @@ class Route:
     side: int = 0
 
     @property
-    def key(self) -> Blob:
+    def key(self) -> BoxedBlob:
         """The blob of the wire."""
         return self.source, self.blob
 
@@ -223,7 +223,7 @@ class Obstacles:
     cells: Mapping[int, Cell]
     pitch: float
     width: float
-    runs: dict[int, list[tuple[float, float, float, Blob]]] = field(default_factory=dict)
+    runs: dict[int, list[tuple[float, float, float, BoxedBlob]]] = field(default_factory=dict)
     by_row: dict[int, list[float]] = field(default_factory=dict)
     sides: list[tuple[int, float, float]] = field(default_factory=list)
     seen: dict[tuple[int, int], Sequence[float]] = field(default_factory=dict)
@@ -246,7 +246,7 @@ class Obstacles:
             self.seen[first, last] = sorted(found)
         return self.seen[first, last]
 
-    def is_free(self, x: float, first: int, last: int, blob: Blob) -> bool:
+    def is_free(self, x: float, first: int, last: int, blob: BoxedBlob) -> bool:
         """Return whether a wire at `x` through rows `first` to `last` is clear of boxes and other blobs."""
         room = self.width / 2 + _CLEAR
         middles = self.middles(first, last)
@@ -259,7 +259,7 @@ class Obstacles:
             for other, begin, end, key in self.runs.get(strip, ())
         )
 
-    def add_run(self, x: float, first: int, last: float, blob: Blob) -> None:
+    def add_run(self, x: float, first: int, last: float, blob: BoxedBlob) -> None:
         """Record a vertical wire at `x`, from the gap above row `first`."""
         self.right = max(self.right, x)
         self.runs.setdefault(int(x // _CLEAR), []).append((x, first - _TURN, last, blob))
@@ -297,8 +297,8 @@ class Obstacles:
 def route_column(
     obstacles: Obstacles,
     edges: Sequence[Edge],
-    entering: Mapping[Blob, Sequence[int]],
-    starts: Mapping[Blob, float],
+    entering: Mapping[BoxedBlob, Sequence[int]],
+    starts: Mapping[BoxedBlob, float],
 ) -> list[Route]:
     """Return the routes of all wires that end in a column; blobs `entering` it come from the left."""
     cells = obstacles.cells
@@ -316,14 +316,16 @@ def route_column(
     return [_route(obstacles, route, *ends[route.target, route.key]) for route in wanted]
 
 
-def find_starts(obstacles: Obstacles, edges: Sequence[Edge], leaving: Iterable[Blob]) -> dict[Blob, float]:
+def find_starts(
+    obstacles: Obstacles, edges: Sequence[Edge], leaving: Iterable[BoxedBlob]
+) -> dict[BoxedBlob, float]:
     """Return the x at which each blob leaves its box: the middle, or spread out in the readers' order."""
     readers: dict[int, dict[str, list[float]]] = {}
     for edge in edges:
         readers.setdefault(edge.source, {}).setdefault(edge.blob, []).append(obstacles.x(edge.target))
     for box, blob in leaving:
         readers.setdefault(box, {}).setdefault(blob, []).append(_FAR)
-    starts: dict[Blob, float] = {}
+    starts: dict[BoxedBlob, float] = {}
     for box, blobs in readers.items():
         order = sorted(blobs, key=lambda blob: (sum(blobs[blob]) / len(blobs[blob]), blob))
         step = obstacles.width // len(order)
@@ -334,13 +336,13 @@ def find_starts(obstacles: Obstacles, edges: Sequence[Edge], leaving: Iterable[B
 
 
 def _find_ends(
-    obstacles: Obstacles, wanted: Sequence[Route], starts: Mapping[Blob, float]
-) -> dict[tuple[int, Blob], tuple[float, bool]]:
+    obstacles: Obstacles, wanted: Sequence[Route], starts: Mapping[BoxedBlob, float]
+) -> dict[tuple[int, BoxedBlob], tuple[float, bool]]:
     """Return the x at which each wire enters its box's top, and whether it may enter at the side instead."""
     into: dict[int, list[Route]] = {}
     for route in wanted:
         into.setdefault(route.target, []).append(route)
-    leaving: dict[tuple[int, float], list[Blob]] = {}
+    leaving: dict[tuple[int, float], list[BoxedBlob]] = {}
     for key, x in starts.items():
         leaving.setdefault((obstacles.cells[key[0]].row, x), []).append(key)
     ends = {}
@@ -406,7 +408,7 @@ _FEW, _SOME = 6, 20
 class Span:
     """A wire in a gap: the x positions at which it enters from above and leaves below, or upwards."""
 
-    key: Blob
+    key: BoxedBlob
     above: tuple[float, ...]
     below: tuple[float, ...]
 
@@ -421,7 +423,7 @@ class Span:
         return max(self.above + self.below)
 
 
-def assign_tracks(spans: Sequence[Span]) -> dict[Blob, int]:
+def assign_tracks(spans: Sequence[Span]) -> dict[BoxedBlob, int]:
     """Return the track of each span, 0 at the top; spans that do not touch may share one.
 
     >>> assign_tracks([Span((0, "a"), (0,), (40,)), Span((1, "b"), (30,), (70,))])
@@ -431,16 +433,16 @@ def assign_tracks(spans: Sequence[Span]) -> dict[Blob, int]:
     if len(spans) > _SOME:
         return _assign_many(ordered)
     order = _order(ordered)
-    tracks: dict[Blob, int] = {}
+    tracks: dict[BoxedBlob, int] = {}
     for index, span in enumerate(order):
         above = [tracks[other.key] for other in order[:index] if _touch(span, other)]
         tracks[span.key] = max(above, default=-1) + 1
     return tracks
 
 
-def _assign_many(spans: Sequence[Span]) -> dict[Blob, int]:
+def _assign_many(spans: Sequence[Span]) -> dict[BoxedBlob, int]:
     """Return tracks of spans sorted by their left end, each below all earlier ones that it touches."""
-    tracks: dict[Blob, int] = {}
+    tracks: dict[BoxedBlob, int] = {}
     touching: list[tuple[int, float]] = []  # a heap of negated tracks and right ends; the lowest is first
     for span in spans:
         left, right = span.left, span.right
@@ -499,16 +501,16 @@ class ColumnPlan:
     stages: Sequence[Stage]
     obstacles: Obstacles
     routes: list[Route]
-    starts: Mapping[Blob, float]
+    starts: Mapping[BoxedBlob, float]
     begins: Mapping[int, Stage]
-    entering: Sequence[Blob]
-    leaving: Sequence[Blob]
-    labels: Mapping[Blob, float]
+    entering: Sequence[BoxedBlob]
+    leaving: Sequence[BoxedBlob]
+    labels: Mapping[BoxedBlob, float]
     height: float = 0.0
-    arrivals: Mapping[Blob, float] = field(default_factory=dict)
+    arrivals: Mapping[BoxedBlob, float] = field(default_factory=dict)
     row_tops: dict[int, float] = field(default_factory=dict)
     heights: dict[int, float] = field(default_factory=dict)
-    tracks: dict[int, dict[Blob, int]] = field(default_factory=dict)
+    tracks: dict[int, dict[BoxedBlob, int]] = field(default_factory=dict)
     corners: dict[int, tuple[float, float]] = field(default_factory=dict)
     bands: list[tuple[Stage, float, float]] = field(default_factory=list)
 
@@ -522,7 +524,7 @@ class ColumnPlan:
         """The x of the column's right edge."""
         return max(self.sides(stage)[1] for stage in self.stages)
 
-    def set_heights(self, arrivals: Mapping[Blob, float], exits: Mapping[Blob, float]) -> None:
+    def set_heights(self, arrivals: Mapping[BoxedBlob, float], exits: Mapping[BoxedBlob, float]) -> None:
         """Set the height of every row and gap, given the x at which wires enter and leave the column."""
         self.arrivals = arrivals
         rows = range(max(self.heights) + 1)
@@ -579,12 +581,12 @@ class ColumnPlan:
         border = left + (self.obstacles.width if route.side > 0 else 0)
         return [*points, (x, middle), (border, middle)]
 
-    def exit(self, key: Blob) -> tuple[float, float, float]:
+    def exit(self, key: BoxedBlob) -> tuple[float, float, float]:
         """Return the x and y at which a blob that leaves the column starts, and the y at which it turns."""
         row = self.obstacles.cells[key[0]].row
         return self.starts[key], self._bottom(key[0]), self._turn_y(row, key)
 
-    def shape_places(self) -> Iterable[tuple[Blob, float, float]]:
+    def shape_places(self) -> Iterable[tuple[BoxedBlob, float, float]]:
         """Yield the position of each blob's shape: below its box, and where it enters the column."""
         for key, x in self.starts.items():
             yield key, x + _LABEL, self._bottom(key[0]) + 12
@@ -603,7 +605,7 @@ class ColumnPlan:
         tracks = self.tracks[gap]
         return _SHAPE + _TRACK_HEIGHT * max(tracks.values()) + _ARROW if tracks else _NO_TURN
 
-    def _turn_y(self, gap: int, key: Blob) -> float:
+    def _turn_y(self, gap: int, key: BoxedBlob) -> float:
         top = (
             self.row_tops[0] - self._gap_height(-1)
             if gap < 0
@@ -611,9 +613,9 @@ class ColumnPlan:
         )
         return top + _SHAPE + _TRACK_HEIGHT * self.tracks[gap][key] - (_SHAPE - 8 if gap < 0 else 0)
 
-    def _find_spans(self, exits: Mapping[Blob, float]) -> dict[int, list[Span]]:
+    def _find_spans(self, exits: Mapping[BoxedBlob, float]) -> dict[int, list[Span]]:
         """Return the spans of each gap, one for each blob."""
-        turns: dict[tuple[int, Blob], tuple[set[float], set[float]]] = {}
+        turns: dict[tuple[int, BoxedBlob], tuple[set[float], set[float]]] = {}
         for route in self.routes:
             x = self.arrivals[route.key] if route.row < 0 else route.start
             for hop in route.hops:
@@ -639,8 +641,8 @@ def plan_column(
     graph: Graph,
     stages: Sequence[Stage],
     edges: Sequence[Edge],
-    entering: Mapping[Blob, Sequence[int]],
-    leaving: Sequence[Blob],
+    entering: Mapping[BoxedBlob, Sequence[int]],
+    leaving: Sequence[BoxedBlob],
     width: float,
 ) -> ColumnPlan:
     """Return a column with its boxes placed and its wires routed; `width` is that of every box."""

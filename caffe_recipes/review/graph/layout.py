@@ -22,7 +22,7 @@ from caffe_recipes.review.graph.boxes import (
     text_width,
     with_notes,
 )
-from caffe_recipes.review.graph.columns import Blob, place_boxes, plan_column, row_heights
+from caffe_recipes.review.graph.columns import BoxedBlob, place_boxes, plan_column, row_heights
 
 if TYPE_CHECKING:
     from caffe_recipes.review.graph.boxes import Box, Edge, Graph, Wiring
@@ -55,7 +55,7 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Text:
+class ShapeText:
     """The shape of a blob, written beside its wire."""
 
     x: float
@@ -81,7 +81,7 @@ class Layout:
 
     boxes: tuple[PlacedBox, ...]
     wires: tuple[Wire, ...]
-    shapes: tuple[Text, ...]
+    shapes: tuple[ShapeText, ...]
     bands: tuple[Band, ...]
     width: float
     height: float
@@ -145,10 +145,10 @@ class _Page:
         }
         self.edges = {(edge.source, edge.target, edge.blob): edge for edge in wiring.wires}
         # The wires in the gutter right of each column: a blob, and the column that it goes down or up in.
-        gutters: list[dict[tuple[Blob, int], None]] = [{} for _ in columns]
+        gutters: list[dict[tuple[BoxedBlob, int], None]] = [{} for _ in columns]
         own: list[list[Edge]] = [[] for _ in columns]
-        entering: list[dict[Blob, list[int]]] = [{} for _ in columns]
-        leaving: list[dict[Blob, None]] = [{} for _ in columns]
+        entering: list[dict[BoxedBlob, list[int]]] = [{} for _ in columns]
+        leaving: list[dict[BoxedBlob, None]] = [{} for _ in columns]
         for edge in wiring.wires:
             source, target = self.home[edge.source], self.home[edge.target]
             if source == target:
@@ -164,7 +164,7 @@ class _Page:
         self.plans = [plan_column(graph, *part, width) for part in parts]
         self.gutters = [list(gutter) for gutter in gutters]
         self.axes, self.gutter_starts, self.page_width = self._place_columns()
-        self.bottoms: dict[Blob, int] = {}
+        self.bottoms: dict[BoxedBlob, int] = {}
 
     def _place_columns(self) -> tuple[list[float], list[float], float]:
         """Return the x of each column's middle and of each gutter's first wire, and the page's width."""
@@ -176,7 +176,7 @@ class _Page:
             x += 2 * _GUTTER + _TRACK * len(gutter) if gutter else _GUTTER
         return axes, starts, x - _GUTTER + _PAGE_MARGIN
 
-    def _gutter_x(self, column: int, key: Blob, bound: int) -> float:
+    def _gutter_x(self, column: int, key: BoxedBlob, bound: int) -> float:
         return self.gutter_starts[column] + _TRACK * self.gutters[column].index((key, bound))
 
     def finish(self) -> Layout:
@@ -208,7 +208,7 @@ class _Page:
         height = lowest + _TRACK * (len(self.bottoms) + 1)
         return Layout(tuple(boxes), tuple(wires), tuple(shapes), tuple(bands), self.page_width, height)
 
-    def _arrival_x(self, column: int, key: Blob) -> float:
+    def _arrival_x(self, column: int, key: BoxedBlob) -> float:
         """Return the x at which a blob reaches a column: its track in the gutter on the left."""
         source = self.home[key[0]]
         return self._gutter_x(column - 1, key, source if source == column - 1 else column)
@@ -235,8 +235,10 @@ class _Page:
             points += [(out, below), (self._arrival_x(index, route.key), below)]
         return points
 
-    def _shapes(self, index: int, plan: ColumnPlan) -> list[Text]:
-        return [Text(self.axes[index] + x, y, self.graph.shapes[key]) for key, x, y in plan.shape_places()]
+    def _shapes(self, index: int, plan: ColumnPlan) -> list[ShapeText]:
+        return [
+            ShapeText(self.axes[index] + x, y, self.graph.shapes[key]) for key, x, y in plan.shape_places()
+        ]
 
 
 def _vertical_segments(wire: Wire) -> Iterator[tuple[float, float, float]]:

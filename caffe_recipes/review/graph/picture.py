@@ -23,7 +23,7 @@ from caffe_recipes.review.graph.boxes import (
     TITLE_LINE,
     Box,
     build_graph,
-    shorten,
+    fit_box,
     text_width,
 )
 from caffe_recipes.review.graph.layout import lay_out
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from caffe_recipes.review.graph.boxes import (
         Graph,
     )
-    from caffe_recipes.review.graph.layout import Band, Layout, PlacedBox, Text, Wire
+    from caffe_recipes.review.graph.layout import Band, Layout, PlacedBox, ShapeText, Wire
     from caffe_recipes.review.inspect.summary import LoadedNet, Summary
 
 _FILLS = {
@@ -280,7 +280,7 @@ def _arrow(wire: Wire) -> str:
     return f'<path class="arrow" d="M{x:g} {y:g} L{back} z" fill="{_INK}"/>'
 
 
-def _shape(text: Text) -> str:
+def _shape(text: ShapeText) -> str:
     return _text(text.x, text.y, text.text, SMALL, fill=_SOFT)
 
 
@@ -296,12 +296,12 @@ def _box(placed: PlacedBox) -> Iterator[str]:
         y += PHASE_LINE
     first, *others = box.lines
     y += TITLE_LINE
-    yield _text(left, y - 4, shorten(first.name), TITLE, weight="bold")
+    yield _text(left, y - 4, fit_box(first.name), TITLE, weight="bold")
     y += LINE
     yield _text(left, y - 3, first.what, SMALL)
     for line in others:
         y += LINE
-        yield _text(left, y - 3, shorten(line.name), SMALL, fill=_SOFT)
+        yield _text(left, y - 3, fit_box(line.name), SMALL, fill=_SOFT)
         phase = f"{line.phase} only " if line.phase else ""
         yield _text(right, y - 3, phase + line.what, SMALL, fill=_SOFT, anchor="end")
     for note in box.notes:

@@ -152,10 +152,10 @@ def warmup_end(rates: Sequence[float]) -> int:
     return end if end >= 2 else 0
 
 
-def smooth(values: Sequence[float]) -> list[float]:
+def running_means(values: Sequence[float]) -> list[float]:
     """Return the running means over about a fiftieth of the values; those that are not finite do not count.
 
-    >>> smooth([1.0, 3.0])
+    >>> running_means([1.0, 3.0])
     [1.0, 3.0]
     """
     half = len(values) // 100
@@ -239,7 +239,7 @@ def check_axis(curves: Sequence[TrainingCurve], axis: XAxis) -> None:
             raise InputError(curve.name, "has no times", "give --x iterations")
 
 
-def is_loss(key: Key) -> bool:
+def is_test_loss(key: Key) -> bool:
     """Return whether an output is the loss of a TEST net."""
     return key[0] == "test" and key[2].lower().endswith("loss")
 

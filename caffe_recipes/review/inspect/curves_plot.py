@@ -13,9 +13,9 @@ from caffe_recipes.review.inspect.curves import (
     Key,
     TrainingCurve,
     XAxis,
-    is_loss,
+    is_test_loss,
     is_top1,
-    smooth,
+    running_means,
 )
 from caffe_recipes.review.inspect.plots import line_style, render_figure, require_matplotlib, scale_rates
 
@@ -51,7 +51,7 @@ def _has(curve: TrainingCurve, panel: str) -> bool:
     keys = curve.measured()
     if panel == "accuracy":
         return any(map(is_top1, keys))
-    return LOSS_KEY in keys or any(map(is_loss, keys)) if panel == "loss" else RATE_KEY in keys
+    return LOSS_KEY in keys or any(map(is_test_loss, keys)) if panel == "loss" else RATE_KEY in keys
 
 
 def _draw(curves: Sequence[TrainingCurve], axis: XAxis, panels: Sequence[str], *, log: bool) -> Figure:
@@ -104,7 +104,7 @@ def _draw_panel(axes: Axes, curve: TrainingCurve, axis: XAxis, index: int, panel
     else:
         for piece in curve.pieces:
             xs, losses = piece.points(LOSS_KEY, axis)
-            means = smooth(losses)
+            means = running_means(losses)
             axes.plot(xs, losses, color=style["color"], linewidth=0.6, alpha=_FAINT)
             axes.plot(xs, means, **style, linewidth=1.2)
             known = [(x, mean) for x, mean in zip(xs, means, strict=True) if math.isfinite(mean)]
@@ -112,7 +112,7 @@ def _draw_panel(axes: Axes, curve: TrainingCurve, axis: XAxis, index: int, panel
                 end = (index, *known[-1])
                 if len(known) < len(xs):  # it diverged
                     axes.plot(*known[-1], "X", color=style["color"], markersize=6, zorder=5)
-        for key in filter(is_loss, curve.measured()):
+        for key in filter(is_test_loss, curve.measured()):
             axes.plot(
                 *_tested(curve, key, axis), "o", color=style["color"], markersize=2.6, markerfacecolor="white"
             )
@@ -134,7 +134,7 @@ def _draw_accuracy(axes: Axes, curve: TrainingCurve, axis: XAxis, index: int, ke
         axes.plot(xs, values, **style, linewidth=1.2, marker="o", markersize=2.2)
     else:
         axes.plot(xs, values, color=style["color"], linewidth=0.6, alpha=_FAINT)
-        axes.plot(xs, smooth(values), color=style["color"], linewidth=0.8, linestyle=":")
+        axes.plot(xs, running_means(values), color=style["color"], linewidth=0.8, linestyle=":")
     return (index, xs[-1], values[-1]) if xs else None
 
 
@@ -210,12 +210,15 @@ def _set_limits(axes: Axes, curves: Sequence[TrainingCurve], axis: XAxis, panel:
         axes.set_ylim(bottom=0)
         return
     shown = [
-        mean for curve in curves for piece in curve.pieces for mean in smooth(piece.points(LOSS_KEY, axis)[1])
+        mean
+        for curve in curves
+        for piece in curve.pieces
+        for mean in running_means(piece.points(LOSS_KEY, axis)[1])
     ]
     shown += [
         value
         for curve in curves
-        for key in filter(is_loss, curve.measured())
+        for key in filter(is_test_loss, curve.measured())
         for value in _tested(curve, key, axis)[1]
     ]
     finite = sorted(value for value in shown if math.isfinite(value))
@@ -250,7 +253,7 @@ def _write_ends(axes: Axes, ends: Sequence[tuple[End, str]], panel_in: float) ->
 def _write_key(axes: Axes, curves: Sequence[TrainingCurve], panel: str) -> None:
     """Write what the lines and circles of a panel are, where that is not obvious."""
     keys = [key for curve in curves for key in curve.measured()]
-    if panel == "loss" and any(map(is_loss, keys)):
+    if panel == "loss" and any(map(is_test_loss, keys)):
         text, y, side = "line: training, smoothed; circles: test", 0.97, "top"
     elif panel == "accuracy" and any(is_top1(key) and key[0] == "train" for key in keys):
         text, y, side = "line: test; dots: training, smoothed", 0.04, "bottom"

@@ -23,7 +23,7 @@ from caffe_recipes.recipe.pace import (
     PAPER_IMAGES,
     TABLE_V,
     TABLE_VI,
-    Shape,
+    RunSize,
     find_throughput,
 )
 from caffe_recipes.recipe.shipped import shipped_recipes
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from caffe_recipes.recipe.estimate import Estimate
     from caffe_recipes.recipe.model import Recipe
     from caffe_recipes.recipe.pace import (
-        How,
+        Derivation,
         Pace,
         Table,
     )
@@ -272,7 +272,7 @@ class TableRow:
     iterations: int | None = None
     epochs: float | None = None
     printed_epochs: float | None = None
-    how: How | None = None
+    how: Derivation | None = None
     remark: str = ""
 
     @property
@@ -405,7 +405,7 @@ _MODEL_BYTES = 98 << 20
 def _traffic() -> Iterator[TableRow]:
     """Yield the GB (powers of 1024) that all nodes send and receive in an iteration."""
     for row, (whose, nodes, printed) in enumerate(_TRAFFIC, 1):
-        found = traffic_of(_MODEL_BYTES, Shape(nodes, 1, 32), images_per_s=1.0)
+        found = traffic_of(_MODEL_BYTES, RunSize(nodes, 1, 32), images_per_s=1.0)
         yield TableRow(_EXCHANGE, row, "GB", 8192, nodes, found.all_bytes / 2**30, printed, remark=whose)
 
 

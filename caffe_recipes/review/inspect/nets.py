@@ -49,7 +49,7 @@ class GivenNet:
     document: Document[Message] | None = None
 
 
-def load_net(
+def load_given_net(
     given: str, phase: int | None = None, caffe_root: Path | None = None, max_bytes: int = MOST_BYTES
 ) -> GivenNet:
     """Return the net of a net prototxt, a solver prototxt, a recipe (`NAME[:net]`) or a folder with one net.

@@ -22,7 +22,7 @@ from caffe_recipes.caffe.rates import POLICIES, lr_at
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.graph import images_before, images_per_iter, line_to
-from caffe_recipes.review.diff.compare import batch_of
+from caffe_recipes.review.diff.compare import solver_batch
 from caffe_recipes.review.diff.sources import read_if_exists
 from caffe_recipes.review.naming import require_named
 from caffe_recipes.review.text_columns import csv_row
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.recipe.model import Phase, Recipe
 
-Unit = Literal["epochs", "iterations"]
+Axis = Literal["epochs", "iterations"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PlottedSchedule:
     """The stretches that train one model, and a name for its schedule."""
 
     name: str
-    unit: Unit
+    unit: Axis
     stretches: tuple[Stretch, ...]
 
 
@@ -338,4 +338,4 @@ def find_batch_size(file: str, max_bytes: int = MOST_BYTES) -> int | None:
     """
     links = read_links(load_document(file, max_bytes=max_bytes), file)
     read = partial(read_if_exists, max_bytes=max_bytes)
-    return batch_of(links[0].solver.message, file, read, max_bytes) if links else None
+    return solver_batch(links[0].solver.message, file, read, max_bytes) if links else None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         Reported,
         TensorFlowRecipe,
     )
-    from caffe_recipes.recipe.pace import Shape
+    from caffe_recipes.recipe.pace import RunSize
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = N
     )
 
 
-def recipe_values(recipe: AnyRecipe, images_per_s: float | None = None) -> dict[str, object]:
+def shown_values(recipe: AnyRecipe, images_per_s: float | None = None) -> dict[str, object]:
     """Return a recipe's summary for JSON, with minutes at `images_per_s` or at the reported speed."""
     from caffe_recipes.recipe.model import Recipe  # pydantic
 
@@ -406,7 +406,7 @@ def _origin_facts(recipe: AnyRecipe) -> Iterator[tuple[str, str]]:
         yield "derived", f"{one.phase}: {one.key}: {one.rule}" if one.phase else f"{one.key}: {one.rule}"
 
 
-def describe_shape(shape: Cluster | Shape) -> str:
+def describe_shape(shape: Cluster | RunSize) -> str:
     """Return how the images of an iteration are split among nodes and ranks, as text."""
     nodes, ranks = describe_count(shape.nodes, "node"), describe_count(shape.ranks_per_node, "rank")
     return f"{nodes} x {ranks} x {shape.batch_per_rank} images = {shape.global_batch:,} images per iteration"

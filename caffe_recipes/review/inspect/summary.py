@@ -25,7 +25,7 @@ from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.inspect.costs import count_layers, total
 from caffe_recipes.review.inspect.nets import (
     image_reader,
-    load_net,
+    load_given_net,
     needs_image,
     with_batch,
     with_image,
@@ -142,7 +142,7 @@ def read_net(given: str, options: SummaryOptions) -> LoadedNet:
 
     Raises PrototxtError, RecipeError, or InputError for an option that has no effect.
     """
-    found = load_net(given, options.phase, options.caffe_root, options.max_bytes)
+    found = load_given_net(given, options.phase, options.caffe_root, options.max_bytes)
     net = found.message
     if not net.layer:
         raise InputError(found.path, "has no layers", "give a net, a solver or a recipe")
@@ -395,7 +395,7 @@ def _legend(layers: Sequence[LayerCount]) -> str:
     return ", ".join(parts)
 
 
-def render_json(summary: Summary) -> str:
+def render_summary_json(summary: Summary) -> str:
     """Return everything as JSON: null is unknown; counts are for a whole batch unless named `per_image`."""
     data: dict[str, Any] = asdict(summary)
     for layer in data["layers"]:

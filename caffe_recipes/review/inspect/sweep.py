@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from caffe_recipes.recipe.estimate import Estimate
     from caffe_recipes.recipe.model import Recipe
     from caffe_recipes.recipe.pace import (
-        Kind,
         Pace,
-        Shape,
+        PaceKind,
+        RunSize,
     )
 
 _FLOAT_BYTES = 4
 # Kinds of pace that the user did not measure.
-_PUBLISHED_KINDS: tuple[Kind, ...] = ("reported", "measured", "minutes")
+_PUBLISHED_KINDS: tuple[PaceKind, ...] = ("reported", "measured", "minutes")
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class SpeedInputs:
     images_per_s: float | None = None
     profile: Profile | None = None
     rates: CopyRates | None = None
-    by: Kind | None = None
+    by: PaceKind | None = None
 
 
 def estimate_shapes(
-    recipe: Recipe, shapes: Sequence[Shape], inputs: SpeedInputs, to_accuracy: float | None = None
+    recipe: Recipe, shapes: Sequence[RunSize], inputs: SpeedInputs, to_accuracy: float | None = None
 ) -> tuple[Estimate, ...]:
     """Return an estimate of a recipe for each shape.
 
@@ -115,7 +115,7 @@ def add_speedups(recipe: Recipe, estimates: Sequence[Estimate], inputs: SpeedInp
     )
 
 
-def _first_shape(shape: Shape) -> Shape:
+def _first_shape(shape: RunSize) -> RunSize:
     return replace(shape, nodes=math.ceil(FIRST_RANKS / shape.ranks_per_node))
 
 
@@ -175,7 +175,7 @@ def _node_of(profile: Profile) -> tuple[int | None, int | None]:
 
 
 def _order_paces(
-    recipe: Recipe, shape: Shape, own_paces: Sequence[Pace], inputs: SpeedInputs, by: Kind | None
+    recipe: Recipe, shape: RunSize, own_paces: Sequence[Pace], inputs: SpeedInputs, by: PaceKind | None
 ) -> list[Pace]:
     """Return all paces for a shape, the one to use first; those of another machine have a note."""
     paces = order_paces(_find_paces(recipe, shape, own_paces, inputs), by)
@@ -191,7 +191,7 @@ def _order_paces(
     return [replace(pace, notes=(note, *pace.notes)) if pace.is_elsewhere else pace for pace in paces]
 
 
-def _find_paces(recipe: Recipe, shape: Shape, own_paces: Sequence[Pace], inputs: SpeedInputs) -> list[Pace]:
+def _find_paces(recipe: Recipe, shape: RunSize, own_paces: Sequence[Pace], inputs: SpeedInputs) -> list[Pace]:
     paces = [
         moved_pace(pace, recipe, shape, _find_table_paces(recipe, shape, inputs.profile, pace))
         for pace in own_paces
@@ -206,7 +206,7 @@ def _find_paces(recipe: Recipe, shape: Shape, own_paces: Sequence[Pace], inputs:
     return paces
 
 
-def _find_measured_pace(recipe: Recipe, shape: Shape, profile: Profile | None) -> Pace | None:
+def _find_measured_pace(recipe: Recipe, shape: RunSize, profile: Profile | None) -> Pace | None:
     """Return the paper's pace on a profile's machine, or on the recipe's if a profile has no cores."""
     if profile is None or (profile.name not in TABLES and profile.node.cores is None):
         found = measured_pace(recipe, None, shape)
@@ -215,7 +215,7 @@ def _find_measured_pace(recipe: Recipe, shape: Shape, profile: Profile | None) -
 
 
 def _find_table_paces(
-    recipe: Recipe, shape: Shape, profile: Profile | None, pace: Pace
+    recipe: Recipe, shape: RunSize, profile: Profile | None, pace: Pace
 ) -> tuple[Pace, Pace] | None:
     """Return the paces in the table of a pace's machine: for the recipe's own shape, and for `shape`."""
     machine = None if pace.kind in _PUBLISHED_KINDS else profile
@@ -315,7 +315,7 @@ def parse_sweep(text: str) -> tuple[str, tuple[int, ...]]:
     return key, numbers
 
 
-def sweep_shapes(own: Shape, sweeps: Sequence[str], *, nodes: Sequence[int] = ()) -> tuple[Shape, ...]:
+def sweep_shapes(own: RunSize, sweeps: Sequence[str], *, nodes: Sequence[int] = ()) -> tuple[RunSize, ...]:
     """Return the shapes to estimate: all combinations of the swept values; `nodes` adds values of that key.
 
     Raises InputError for malformed sweeps, and if there are too many combinations.
@@ -370,7 +370,7 @@ def _is_faster(few: Estimate, many: Estimate) -> bool:
     return bool(same and one and other and other.efficiency > _FASTER * one.efficiency)
 
 
-def _shape(own: Shape, asked: dict[str, int]) -> Shape:
+def _shape(own: RunSize, asked: dict[str, int]) -> RunSize:
     global_batch = asked.pop("global_batch", None)
     shape = replace(own, **asked)
     if global_batch is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from caffe_recipes.recipe.estimate import Estimate
-    from caffe_recipes.recipe.pace import Shape
+    from caffe_recipes.recipe.pace import RunSize
     from caffe_recipes.units import Unit
 
 
@@ -40,7 +40,7 @@ class _Axis:
     """A key that can be swept: its axis label, and how to read it from a shape."""
 
     title: str
-    value: Callable[[Shape], int]
+    value: Callable[[RunSize], int]
 
 
 _AXES = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from caffe_recipes.caffe.logs import Event, Loss, Rate, TestOutput, TestStarted
+from caffe_recipes.caffe.logs import LogEvent, Loss, Rate, TestOutput, TestStarted
 from caffe_recipes.caffe.measurements import (
     MOST_OUTPUTS,
     LoggedRun,
@@ -27,7 +27,7 @@ from caffe_recipes.wording import describe_count
 COLUMNS = ("file", *Measurement._fields)
 
 
-def parse_tensorflow(text: str) -> Sequence[Event]:
+def parse_tensorflow(text: str) -> Sequence[LogEvent]:
     """Return the events in a line of a TensorFlow program; none if it is not a measurement.
 
     >>> parse_tensorflow("I1120 11:49:33.5 7 resnet_main.py:9] step 20: loss = 7.25, learning_rate = 0.1")

@@ -73,13 +73,13 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
         unordered = [solver for solver in alone if solver not in untrained]
         if len(ordered) > 1 and not reader.options.is_alone:
             if text is not script:
-                yield from check_order(home, ordered, why)
+                yield from report_order(home, ordered, why)
             yield from lint_chain(reader, ordered, text)
         else:
             alone = solvers
             unordered = trained or solvers
         if len(unordered) > 1 and not reader.options.is_alone:
-            yield from check_order(home, unordered, "")
+            yield from report_order(home, unordered, "")
         for solver in alone:
             yield from lint_chain(reader, [solver], text, is_whole=[solver] in (solvers, trained))
         for document in documents:
@@ -297,7 +297,7 @@ def _refuse_options(options: LintOptions) -> None:
         raise InputError("", what, "give prototxts, or remove the option")
 
 
-def check_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Iterator[Finding]:
+def report_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Iterator[Finding]:
     """Report the assumed order of a folder's solvers and its reason, or that the order is unknown."""
     names = ", ".join(Path(solver.path).name for solver in solvers)
     if why:

@@ -139,11 +139,11 @@ class Reader:
         found = [one for subject in FILE_SUBJECTS for one in subject.run(file)]
         if any(one.id == UNCHECKED_RATES for one in found):
             self.unchecked_rates.add(document.path)
-        self.findings.extend((*found, *notes, *check_text(text, path, self.options.dialect)))
+        self.findings.extend((*found, *notes, *lint_text(text, path, self.options.dialect)))
         return document
 
 
-def check_text(text: str, path: str | Path, dialect: str) -> Iterator[Finding]:
+def lint_text(text: str, path: str | Path, dialect: str) -> Iterator[Finding]:
     """Find mistakes in the text of a file, and what a dialect's Caffe would refuse or read differently."""
     yield from text_rule.run(text, path, dialect)
     if dialect != OURS:

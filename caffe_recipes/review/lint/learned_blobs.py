@@ -11,7 +11,7 @@ from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.net_text import shapes_fit
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.chain import Net
+    from caffe_recipes.caffe.chain import NetDocument
     from caffe_recipes.caffe.net_states import NetState
 
 
@@ -33,7 +33,7 @@ def names_only_in(ours: Learned, theirs: Learned) -> list[str]:
     return [name for name, shapes in ours.items() if shapes and name not in theirs]
 
 
-def find_learned(net: Net, state: NetState) -> Learned | None:
+def find_learned(net: NetDocument, state: NetState) -> Learned | None:
     """Return the blobs that a net learns; None if its shapes do not fit, which another rule reports."""
     try:
         layers = infer_shapes(net.message, state.phase, level=state.level, stages=state.stages).layers

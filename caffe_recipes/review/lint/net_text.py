@@ -10,7 +10,7 @@ from caffe_recipes.review.lint.registry import finding
 from caffe_recipes.wording import plural
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.chain import Net
+    from caffe_recipes.caffe.chain import NetDocument
     from caffe_recipes.caffe.layer_types.dimensions import Shape
     from caffe_recipes.review.lint.findings import Finding
     from caffe_recipes.review.lint.net_view import NetView, PhaseNet
@@ -122,7 +122,7 @@ def name_layers(names: Sequence[str]) -> str:
     return f"layer '{names[0]}'" if len(names) == 1 else show_layers(names)
 
 
-def layer_place(net: Net, name: str, field: str = "name") -> str:
+def layer_place(net: NetDocument, name: str, field: str = "name") -> str:
     """Return the place of a field of the first layer of a name."""
     index = next(index for index, layer in enumerate(net.message.layer) if layer.name == name)
     return net.where(f"layer[{index}].{field}")

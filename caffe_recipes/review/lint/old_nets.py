@@ -16,7 +16,7 @@ from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.registry import finding
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.chain import Net
+    from caffe_recipes.caffe.chain import NetDocument
     from caffe_recipes.review.lint.findings import Finding
 
 
@@ -60,6 +60,6 @@ def add_data(document: Document[pb.NetParameter]) -> tuple[DocumentWithData, lis
     return added, [finding("no-data", "")]
 
 
-def upgrade_if_old(net: Net) -> Net:
+def upgrade_if_old(net: NetDocument) -> NetDocument:
     """Return a net in the old format (`layers`) as Caffe upgrades it; return any other net unchanged."""
     return upgrade_old(net)[0] if net.message.layers else net

@@ -20,7 +20,7 @@ from caffe_recipes.render.tree import generate, net_file, placed_paths, solver_f
 from caffe_recipes.review.lint.acceptance import accept_findings, accepts
 from caffe_recipes.review.lint.check import check_chain, check_net, sort_findings
 from caffe_recipes.review.lint.findings import split_place
-from caffe_recipes.review.lint.inputs import GPU_DIALECTS, check_text, convert_to_ours
+from caffe_recipes.review.lint.inputs import GPU_DIALECTS, convert_to_ours, lint_text
 from caffe_recipes.review.lint.records import find_datum
 from caffe_recipes.review.lint.subjects import RECIPE_SUBJECTS, RecipeView, record_rule
 from caffe_recipes.review.naming import is_file
@@ -123,7 +123,7 @@ def check_recipe(
         )
         yield from record_rule.run(documents[net_file(recipe, name)], root, find_first)
     for path, text in texts.items():
-        yield from check_text(text, path, dialect)
+        yield from lint_text(text, path, dialect)
 
 
 def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: str) -> Chain:

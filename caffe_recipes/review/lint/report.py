@@ -82,7 +82,7 @@ def _escape_property(value: str | int) -> str:
     return _escape_data(str(value)).replace(":", "%3A").replace(",", "%2C")
 
 
-def render_json(findings: Sequence[Finding]) -> str:
+def render_findings_json(findings: Sequence[Finding]) -> str:
     """Render findings as a JSON array of objects; infinite and NaN values are written as strings."""
     return json.dumps([_to_json(found) for found in findings], indent=2)
 

@@ -18,7 +18,7 @@ from caffe_recipes.caffe.prototxt import read_prototxt
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.render.headers import is_generated
 
-Line = tuple[str, int]
+NumberedLine = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ _DO, _OPEN = re.compile(r"(?:^|;)\s*+do\b"), re.compile(r"(?:^\s*+|[\s)])\{")
 _TAIL = re.compile(r"(?:^|[;&\s])(?:done|\})[ \t]*+(?:[;&|>].*+)?$")
 
 
-def find_blocks(lines: Iterable[Line]) -> dict[int, int]:
+def find_blocks(lines: Iterable[NumberedLine]) -> dict[int, int]:
     """Map the number of each line inside loops or functions to the line where the innermost begins.
 
     >>> find_blocks([("for p in a b; do", 1), ("  run $p", 2), ("done", 3), ("f() { run $1; }", 4), ("f", 5)])
@@ -119,7 +119,7 @@ def find_blocks(lines: Iterable[Line]) -> dict[int, int]:
     return found
 
 
-def read_lines(text: str) -> list[Line]:
+def read_lines(text: str) -> list[NumberedLine]:
     """Return the lines of a text without comments, each with its line number."""
     return [(_without_comment(line), number) for number, line in enumerate(text.splitlines(), 1)]
 
@@ -234,7 +234,7 @@ def _find_split_list(part: str, given: str, rest: str, where: str) -> SplitList 
     return SplitList(option, first, following, where) if is_split else None
 
 
-def _words(lines: Iterable[Line], path: str | Path) -> Iterator[tuple[str, str, str]]:
+def _words(lines: Iterable[NumberedLine], path: str | Path) -> Iterator[tuple[str, str, str]]:
     """Yield each word, without quotes and with variables expanded, with its `file:line` and its own text."""
     known: dict[str, str] = {}
     room = _MOST_EXPANDED

@@ -25,13 +25,13 @@ from caffe_recipes.review.lint.old_nets import upgrade_if_old
 from caffe_recipes.review.lint.records import count_images
 from caffe_recipes.review.lint.registry import finding
 from caffe_recipes.review.lint.rules.dialect_rates import drop_rate_findings
-from caffe_recipes.review.lint.rules.machine import check_cores
+from caffe_recipes.review.lint.rules.machine import check_server_cores
 from caffe_recipes.review.lint.solver_nets import NetPlace, find_net, inline_net, net_field
 from caffe_recipes.review.lint.subjects import deploy_rule, evaluation_rule
 from caffe_recipes.review.naming import is_file
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.chain import Link, Net, Solver
+    from caffe_recipes.caffe.chain import Link, NetDocument, SolverDocument
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.review.lint.findings import Finding
     from caffe_recipes.review.lint.inputs import Reader
@@ -144,7 +144,7 @@ def lint_chain(
     for net in _nets_of(links):
         yield from reader.check(net)
     if script.mlsl_where:
-        yield from check_cores(chain.facts, script.mlsl_where)
+        yield from check_server_cores(chain.facts, script.mlsl_where)
 
 
 def _covers_script(documents: Sequence[Document[Any]], script: Script) -> bool:
@@ -162,7 +162,7 @@ def _upgrade_link(reader: Reader, link: Link) -> Link:
     return replace(link, net=net, test_nets=tests, tested_images=images)
 
 
-def _nets_of(links: Sequence[Link]) -> list[Net]:
+def _nets_of(links: Sequence[Link]) -> list[NetDocument]:
     return [net for link in links for net in (link.net, *link.test_nets) if net is not None]
 
 
@@ -208,7 +208,9 @@ def apply_command(link: Link, training: TrainCommand | None, ranks: int | None =
     )
 
 
-def _read_nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetPlace, Net | None]]:
+def _read_nets(
+    reader: Reader, solver: SolverDocument, name: str
+) -> Iterator[tuple[NetPlace, NetDocument | None]]:
     """Yield the place and the content of each net of a solver: the training net first, then the test nets."""
     field = net_field(solver.message)
     if not field:
@@ -225,8 +227,8 @@ def _read_nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetP
 
 
 def _read_net(
-    reader: Reader, solver: Solver, field: str, name: str, phases: Sequence[int]
-) -> tuple[NetPlace, Net | None]:
+    reader: Reader, solver: SolverDocument, field: str, name: str, phases: Sequence[int]
+) -> tuple[NetPlace, NetDocument | None]:
     if field.partition("[")[0].endswith("param"):
         net = inline_net(solver, field)
         old = next((each for each in ("layers", "input") if getattr(net.message, each)), None)
@@ -244,7 +246,7 @@ def _read_net(
     return place, document
 
 
-def _display_path(path: Path, solver: Solver) -> Path:
+def _display_path(path: Path, solver: SolverDocument) -> Path:
     """Return a path in the same form as the solver's: absolute, or relative to the current folder."""
     return path if Path(solver.path).is_absolute() else Path(os.path.relpath(path))
 
@@ -282,7 +284,7 @@ def _chain_facts(reader: Reader, script: Script) -> ChainFacts:
     )
 
 
-def _tested_nets(reader: Reader, links: Sequence[Link], script: Script) -> Iterator[Net]:
+def _tested_nets(reader: Reader, links: Sequence[Link], script: Script) -> Iterator[NetDocument]:
     """Yield the nets that the script tests with, if found under the Caffe root or beside a solver."""
     for model in script.tested:
         root = reader.options.caffe_root or Path()

@@ -19,7 +19,7 @@ from caffe_recipes.review.naming import find_at_path, find_beside, find_shared
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from caffe_recipes.caffe.chain import Net, Solver
+    from caffe_recipes.caffe.chain import NetDocument, SolverDocument
     from caffe_recipes.review.lint.findings import Finding
 
 
@@ -41,13 +41,13 @@ def net_field(solver: pb.SolverParameter) -> str:
     return next((field for field in fields if solver.HasField(field)), "")
 
 
-def inline_net(solver: Solver, field: str) -> Net:
+def inline_net(solver: SolverDocument, field: str) -> NetDocument:
     """Return the net inside a solver's file, with its places in that file."""
     given = None if solver.given is None else _field_value(solver.given, field)
     return replace(sub_document(solver, field, _field_value(solver.message, field)), given=given)
 
 
-def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) -> NetPlace:
+def find_net(solver: SolverDocument, field: str, caffe_root: Path | None, phase: str) -> NetPlace:
     """Find the net that a solver's `field` names.
 
     Without a Caffe root, the net is searched for as by `naming.find_at_path`, and then by its file name

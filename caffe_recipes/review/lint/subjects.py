@@ -14,7 +14,7 @@ from caffe_recipes.review.lint.registry import Subject
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
-    from caffe_recipes.caffe.chain import Chain, Link, Net, Start
+    from caffe_recipes.caffe.chain import Chain, Link, NetDocument, Start
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.config import Location
     from caffe_recipes.recipe.model import Recipe
@@ -109,7 +109,7 @@ join_rule: Subject[[Join]] = Subject(_CHAIN)
 change_rule: Subject[[Join]] = Subject(_HANDOVER)
 script_rule: Subject[[Script]] = Subject(_PATHS)
 evaluation_rule: Subject[[Sequence[Link], Script, bool]] = Subject(_PATHS)
-deploy_rule: Subject[[Sequence[Net]]] = Subject(_PATHS)
+deploy_rule: Subject[[Sequence[NetDocument]]] = Subject(_PATHS)
 
 # A recipe.
 title_rule: Subject[[RecipeView]] = Subject(_CHAIN)

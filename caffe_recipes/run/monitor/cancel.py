@@ -12,7 +12,7 @@ from pathlib import Path
 
 from caffe_recipes.cluster.commands import Host, Say
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.jobs import State, describe_state
+from caffe_recipes.cluster.slurm.jobs import JobState, describe_state
 from caffe_recipes.cluster.slurm.queries import Slurm
 from caffe_recipes.cluster.slurm.sbatch import cancel_jobs
 from caffe_recipes.errors import InputError, RunFailed
@@ -21,7 +21,7 @@ from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import own_run_paths, run_entries
 from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
 from caffe_recipes.run.monitor.run_files import LocalFiles, Process
-from caffe_recipes.run.monitor.status import RunStatus, find_status
+from caffe_recipes.run.monitor.status import StatusEntry, find_status
 from caffe_recipes.run.signals import CANCEL
 from caffe_recipes.run.submit.submissions import (
     Ask,
@@ -35,7 +35,13 @@ _POLL_S = 0.2
 _POLL_SLURM_S = 3.0
 # The states of a job that the cancel did not cause. FAILED is not one of them: Slurm also reports that for a
 # job that stopped in order after SIGTERM, because of the exit code of its script.
-_ENDED_BY_ITSELF = (State.COMPLETED, State.TIMEOUT, State.NODE_FAIL, State.OUT_OF_MEMORY, State.PREEMPTED)
+_ENDED_BY_ITSELF = (
+    JobState.COMPLETED,
+    JobState.TIMEOUT,
+    JobState.NODE_FAIL,
+    JobState.OUT_OF_MEMORY,
+    JobState.PREEMPTED,
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None
         raise _nothing_to_cancel(status)
 
 
-def _nothing_to_cancel(status: RunStatus) -> InputError:
+def _nothing_to_cancel(status: StatusEntry) -> InputError:
     if status.state == "unknown" and status.run is not None:
         process = status.run.process
         what = f"its process {process.pid} is on another host, {process.node}"
@@ -107,7 +113,7 @@ def _stop_process(process: Process, options: CancelOptions, say: Say, env: Cance
 
 
 def _cancel_jobs(
-    status: RunStatus,
+    status: StatusEntry,
     live: Sequence[SubmittedJob],
     options: CancelOptions,
     say: Say,

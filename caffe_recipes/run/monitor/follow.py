@@ -51,7 +51,7 @@ from caffe_recipes.run.monitor.run_files import (
     Process,
     ReadRequest,
     RunFiles,
-    RunSnapshot,
+    RunReading,
     find_run,
     load_frozen,
     name_recipe,
@@ -64,7 +64,7 @@ from caffe_recipes.run.submit.submissions import (
     read_submissions,
     slurm_for,
 )
-from caffe_recipes.run.trainer_log import Progress, measure_step
+from caffe_recipes.run.trainer_log import PhaseProgress, measure_step
 from caffe_recipes.run.training_plan import find_trainer, plan_steps
 
 # At most this much is read from the end of a log; it holds several displays of 128 ranks.
@@ -94,7 +94,7 @@ class RunInterrupted(RunFailed):
     """Raised for a run that was stopped; its hint is the command that resumes it."""
 
 
-class ShownRun:
+class FollowedRun:
     """A run in the folder `path`, which the user named `given`; its new lines are shown by `reporter`."""
 
     def __init__(
@@ -131,7 +131,7 @@ class ShownRun:
         self.job_id: int | None = None  # the Slurm job that the last process was in
         self.job_ids: dict[int, None] = {}  # of all processes, in order
         self.blamed: dict[str, None] = {}  # the hosts because of which the last process ended launches
-        self._beside: dict[str, ShownRun] = {}  # the branches in progress, by phase
+        self._beside: dict[str, FollowedRun] = {}  # the branches in progress, by phase
         # What is not shown yet: the time of each line, the line, and whether it names its phase.
         self.lines: list[tuple[float, str, bool]] = []
 
@@ -179,7 +179,9 @@ class ShownRun:
                 self._beside.pop(phase, None)
             elif phase not in self._beside:
                 path, reporter = f"{self.path}/branches/{phase}", self.reporter.for_branch(phase)
-                self._beside[phase] = ShownRun(self.recipe.name, path, self.recipe, reporter, is_branch=True)
+                self._beside[phase] = FollowedRun(
+                    self.recipe.name, path, self.recipe, reporter, is_branch=True
+                )
         return [each for run in (self, *self.beside) for each in run._own_requests()]
 
     def _own_requests(self) -> list[ReadRequest]:
@@ -208,7 +210,7 @@ class ShownRun:
             reporter.show_progress(progress)
         return is_new
 
-    def update_own(self, pieces: Sequence[FilePiece | None]) -> tuple[bool, Progress | None]:
+    def update_own(self, pieces: Sequence[FilePiece | None]) -> tuple[bool, PhaseProgress | None]:
         """Process this run's journal and log; return whether anything is new, and the progress."""
         journal, *logs = pieces
         launch = self.state.launch
@@ -228,7 +230,7 @@ class ShownRun:
         for reporter, _, line, names_phase in sorted(due, key=lambda each: each[1]):
             reporter.say(line, names_phase=names_phase)
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> PhaseProgress | None:
         """Return the progress of the current phase; None if there is no launch, or no loss in its log yet."""
         launch, steps = self.state.launch, self.steps
         if launch is None or launch.log != self._log.name or not self._log.summary.losses:
@@ -238,7 +240,7 @@ class ShownRun:
         return measure_step(self._log.summary, launch.phase, steps, steps)
 
     @property
-    def beside(self) -> tuple[ShownRun, ...]:
+    def beside(self) -> tuple[FollowedRun, ...]:
         """The branches in progress."""
         return tuple(self._beside.values())
 
@@ -424,7 +426,7 @@ class Follower:
         """Record that there was something new just now."""
         self._last_news_s = self.env.clock()
 
-    def read(self, run: PolledRun) -> RunSnapshot:
+    def read(self, run: PolledRun) -> RunReading:
         """Read the requested files, reconnecting for as long as it takes if the connection is lost.
 
         Raises ClusterError if the host cannot be reached the first time, or with `once`.
@@ -449,10 +451,10 @@ class Follower:
                 self.saw_news()
             self._node = snapshot.node
             return (
-                snapshot if snapshot.lives is not None else RunSnapshot(snapshot.node, lives, snapshot.pieces)
+                snapshot if snapshot.lives is not None else RunReading(snapshot.node, lives, snapshot.pieces)
             )
 
-    def check_end(self, shown: ShownRun, snapshot: RunSnapshot, jobs: JobPoller) -> None:
+    def check_end(self, shown: FollowedRun, snapshot: RunReading, jobs: JobPoller) -> None:
         """Raise the error that a run has ended with, if it has ended and no job may resume it.
 
         It has ended if its process has. If that is not known and the run is quiet, it has if its journal has
@@ -567,7 +569,7 @@ def wait_for_run(run: str, jobs: JobPoller, env: FollowEnv, *, once: bool) -> st
         env.pause(REMOTE_POLL_S)
 
 
-def _is_latest(shown: ShownRun, jobs: JobPoller) -> bool:
+def _is_latest(shown: FollowedRun, jobs: JobPoller) -> bool:
     """Return whether this is the latest run of its recipe, which is the one that jobs resume."""
     runs = sort_runs(jobs.runs.files.names(jobs.runs.path), shown.recipe.name)
     return runs[-1:] == [posixpath.basename(posixpath.normpath(shown.path))]
@@ -600,7 +602,7 @@ def attach(run: str, options: AttachOptions, reporter: Reporter, env: FollowEnv 
         path = wait_for_run(run, jobs, env, once=options.once)
         if path is None:
             return
-        shown = ShownRun(run, path, load_frozen(files, path), reporter, with_branches=True)
+        shown = FollowedRun(run, path, load_frozen(files, path), reporter, with_branches=True)
         follower = stack.enter_context(closing(Follower(files, say, env, options.once)))
         # The journal must be read first, as it names the log to read and the process to check.
         shown.update(follower.read(shown).pieces)
@@ -621,7 +623,7 @@ def attach(run: str, options: AttachOptions, reporter: Reporter, env: FollowEnv 
         _show_end(shown, files, reporter)
 
 
-def _show_end(shown: ShownRun, files: RunFiles, reporter: Reporter) -> None:
+def _show_end(shown: FollowedRun, files: RunFiles, reporter: Reporter) -> None:
     """Show the result of a finished run, or the progress of an unfinished one."""
     if not shown.is_complete:
         for progress in filter(None, (each.progress() for each in (shown, *shown.beside))):

@@ -17,11 +17,11 @@ from caffe_recipes.run.monitor.follow import (
     FOLLOW_ENV,
     LOCAL_POLL_S,
     REMOTE_POLL_S,
+    FollowedRun,
     FollowEnv,
     Follower,
     JobPoller,
     RunsFolder,
-    ShownRun,
     StatusOptions,
     open_runs,
     wait_for_run,
@@ -80,11 +80,11 @@ def show_log(
         path = wait_for_run(run, jobs, env, once=not options.follow)
         if path is None:
             raise _not_started(run, jobs)
-        shown = ShownRun(run, path, load_frozen(runs.files, path))
+        shown = FollowedRun(run, path, load_frozen(runs.files, path))
         _check_wanted(shown, options)
         shown.update(runs.files.read(shown.requests()).pieces)
         if options.phase in shown.state.branches:
-            shown = ShownRun(run, f"{path}/branches/{options.phase}", shown.recipe)
+            shown = FollowedRun(run, f"{path}/branches/{options.phase}", shown.recipe)
         files = Follower(runs.files, _keep_quiet, env, once=not options.follow)
         stack.callback(files.close)
         writer = _LogWriter(write, options.rank, say)
@@ -96,7 +96,7 @@ def show_log(
                 env.pause(REMOTE_POLL_S if options.on else LOCAL_POLL_S)
 
 
-def _check_wanted(shown: ShownRun, options: LogOptions) -> None:
+def _check_wanted(shown: FollowedRun, options: LogOptions) -> None:
     """Raise InputError if the run does not have the requested rank or phase."""
     ranks, phases = shown.recipe.cluster.ranks, [step.phase for step in shown.steps]
     if options.rank is not None and options.rank >= ranks:
@@ -203,7 +203,7 @@ def _find_own_job(runs: RunsFolder, run: str) -> tuple[Submission, str] | None:
     """
     with suppress(InputError):
         path = find_run(runs.files, runs.root, run)
-        shown = ShownRun(run, path, load_frozen(runs.files, path))
+        shown = FollowedRun(run, path, load_frozen(runs.files, path))
         shown.update(runs.files.read(shown.requests()[:1]).pieces)
         if shown.job_id is not None and shown.last_s is not None:
             job = submitted_by_hand(shown.recipe.name, shown.job_id, shown.last_s)
@@ -216,7 +216,7 @@ class _LogFollower:
 
     def __init__(
         self,
-        shown: ShownRun,
+        shown: FollowedRun,
         root: str,
         options: LogOptions,
         files: Follower,

@@ -68,7 +68,7 @@ HAS_JOURNAL = f"/{JOURNAL}"
 
 
 @dataclass(frozen=True)
-class RunSnapshot:
+class RunReading:
     """The files that were read, and whether the process was alive just before; None if that is not known.
 
     A piece is None if the file does not exist.
@@ -86,7 +86,7 @@ class RunFiles(Protocol):
     def host(self) -> str:
         """The name of the host as the user gave it; empty for this machine."""
 
-    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunSnapshot:
+    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunReading:
         """Read files; raises InputError if one must not be read, and ClusterError if the host fails."""
 
     def names(self, folder: str, suffix: str = HAS_JOURNAL) -> list[str]:
@@ -107,11 +107,11 @@ class LocalFiles:
 
     host = ""
 
-    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunSnapshot:
+    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunReading:
         """Read files."""
         node = socket.gethostname()
         lives = _lives(process) if process.node == node else None
-        return RunSnapshot(node, lives, tuple(_read(each) for each in requests))
+        return RunReading(node, lives, tuple(_read(each) for each in requests))
 
     def names(self, folder: str, suffix: str = HAS_JOURNAL) -> list[str]:
         """Return the paths without their suffix; empty if the folder does not exist.
@@ -154,7 +154,7 @@ class HostFiles:
         """The name of the host."""
         return self.remote.name
 
-    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunSnapshot:
+    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunReading:
         """Read files."""
         words = [
             word
@@ -172,7 +172,7 @@ class HostFiles:
             raise unreadable(self.host, "look", " ".join(records))
         node, lives = (record.partition(" ")[2] for record in records[:2])
         pieces = tuple(self._piece(each, record) for each, record in zip(requests, records[2:], strict=True))
-        return RunSnapshot(node, {"yes": True, "no": False}.get(lives), pieces)
+        return RunReading(node, {"yes": True, "no": False}.get(lives), pieces)
 
     def names(self, folder: str, suffix: str = HAS_JOURNAL) -> list[str]:
         """Return the paths without their suffix; empty if the folder does not exist."""

@@ -23,10 +23,10 @@ from caffe_recipes.run.folders import parse_run_name, sort_runs
 from caffe_recipes.run.journal import JOURNAL, empty_journal_error
 from caffe_recipes.run.monitor.follow import (
     FOLLOW_ENV,
+    FollowedRun,
     FollowEnv,
     Follower,
     RunInterrupted,
-    ShownRun,
     StatusOptions,
     open_runs,
 )
@@ -50,7 +50,7 @@ from caffe_recipes.run.submit.submissions import (
     read_submissions,
     submitted_by_hand,
 )
-from caffe_recipes.run.trainer_log import Progress, next_display
+from caffe_recipes.run.trainer_log import PhaseProgress, next_display
 from caffe_recipes.run.training_plan import find_step
 from caffe_recipes.units import write_clock
 from caffe_recipes.wording import one_line, shorten
@@ -61,7 +61,7 @@ _SLOW = 0.8
 
 
 @dataclass(frozen=True)
-class RunStatus:
+class StatusEntry:
     """The status of a run and its jobs; `run` is None for a recipe that was only submitted.
 
     `lives` says whether the run's process is alive; None if that is not known. `unreadable` is the error of a
@@ -73,7 +73,7 @@ class RunStatus:
 
     name: str
     recipe: str
-    run: ShownRun | None = None
+    run: FollowedRun | None = None
     lives: bool | None = None
     jobs: tuple[SubmittedJob, ...] = ()
     unreadable: CaffeRecipesError | None = None
@@ -82,13 +82,13 @@ class RunStatus:
     earlier: tuple[str, float] | None = None
 
     @property
-    def branches(self) -> tuple[ShownRun, ...]:
+    def branches(self) -> tuple[FollowedRun, ...]:
         """The branches that are training, each as a run of its own."""
         beside = self.run.beside if self.run else ()
         return tuple(branch for branch in beside if branch.state.launch is not None)
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> PhaseProgress | None:
         """The progress of the current phase, as of the last time that its files were read."""
         return self.run.progress() if self.run else None
 
@@ -143,7 +143,7 @@ class RunStatus:
         return self.run is not None and is_trained(self.run.state, self.run.steps)
 
 
-def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[RunStatus]:
+def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[StatusEntry]:
     """Return the status of all runs, sorted by recipe, the latest run first.
 
     Raises InputError if the root does not exist, and ClusterError if the host fails.
@@ -152,12 +152,12 @@ def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[R
         files, path = runs.files, runs.path
         read = _read_runs(files, path)
         found = _with_leftovers(read, files, env)
-        submitted, damaged = dict[str, Submissions](), list[RunStatus]()
+        submitted, damaged = dict[str, Submissions](), list[StatusEntry]()
         for recipe in files.names(path, SUFFIX):
             try:
                 submitted[recipe] = read_submissions(files, path, recipe)
             except InputError as error:
-                damaged.append(RunStatus(f"{recipe}{SUFFIX}", recipe, unreadable=error))
+                damaged.append(StatusEntry(f"{recipe}{SUFFIX}", recipe, unreadable=error))
         if not found and not submitted and not damaged:
             _check_root(files, options.root)
         return sorted([*_join(found, submitted, files, runs.ask), *damaged], key=lambda each: each.recipe)
@@ -165,7 +165,7 @@ def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[R
 
 def find_status(
     run: str, options: StatusOptions, env: FollowEnv = FOLLOW_ENV, *, reach: bool = True
-) -> RunStatus:
+) -> StatusEntry:
     """Return the status of one run, given as for `attach`; raises InputError if there is no run and no job.
 
     With `reach`, the host of its process is asked whether the process is alive if that is not known.
@@ -179,7 +179,7 @@ def find_status(
         except InputError:
             if not submitted.all:
                 raise
-            return RunStatus(recipe, recipe, jobs=query_jobs(submitted.latest, runs.ask))
+            return StatusEntry(recipe, recipe, jobs=query_jobs(submitted.latest, runs.ask))
         status = _read_run(files, path, given=run)
         if status.unreadable:
             raise status.unreadable
@@ -205,7 +205,7 @@ def find_status(
         return status
 
 
-def _find_earlier(files: RunFiles, runs: str, status: RunStatus) -> tuple[str, float] | None:
+def _find_earlier(files: RunFiles, runs: str, status: StatusEntry) -> tuple[str, float] | None:
     """Return the name and speed of the last earlier run that finished the phase which this run trains."""
     progress = status.progress
     if progress is None:
@@ -231,10 +231,10 @@ def _check_root(files: RunFiles, root: str) -> None:
         raise InputError(where, "no such folder", "give the one that contains `runs` with --caffe-root")
 
 
-def _read_runs(files: RunFiles, runs: str) -> list[RunStatus]:
+def _read_runs(files: RunFiles, runs: str) -> list[StatusEntry]:
     """Return the status of each run, the latest of each recipe first, while they are within the limits."""
     names = sorted(files.names(runs), key=lambda name: -(parse_run_name(name) or ("", 0))[1])
-    found, left_bytes = list[RunStatus](), limit("journal-bytes")
+    found, left_bytes = list[StatusEntry](), limit("journal-bytes")
     for name in names:
         if len(found) < MOST_STATUS_RUNS and left_bytes > 0:
             found.append(_read_run(files, f"{runs}/{name}"))
@@ -243,11 +243,11 @@ def _read_runs(files: RunFiles, runs: str) -> list[RunStatus]:
         recipe = (parse_run_name(name) or (name, 0))[0]
         what = f"is not read, since there are over {MOST_STATUS_RUNS:,} runs, or their journals are long"
         error = InputError(f"{runs}/{name}", what, f"give it alone: caffe-recipes status {name}")
-        found.append(RunStatus(name, recipe, unreadable=error))
+        found.append(StatusEntry(name, recipe, unreadable=error))
     return found
 
 
-def _size_of(status: RunStatus, journal: str) -> int:
+def _size_of(status: StatusEntry, journal: str) -> int:
     """Return the bytes of the journal that were read; `journal` is its path if it is on this machine."""
     if journal:
         with suppress(OSError):
@@ -255,13 +255,13 @@ def _size_of(status: RunStatus, journal: str) -> int:
     return status.run.requests()[0].start if status.run else 0
 
 
-def _read_run(files: RunFiles, path: str, given: str = "") -> RunStatus:
+def _read_run(files: RunFiles, path: str, given: str = "") -> StatusEntry:
     """Return the status of a run from its files; an error is kept in the status."""
     name = posixpath.basename(path)
     found = parse_run_name(name)
     recipe = found[0] if found else name
     try:
-        shown = ShownRun(given or recipe, path, load_frozen(files, path), with_branches=True)
+        shown = FollowedRun(given or recipe, path, load_frozen(files, path), with_branches=True)
         shown.update(files.read(shown.requests()).pieces)
         snapshot = files.read(shown.requests(), shown.process)
         shown.update(snapshot.pieces, live=False)
@@ -270,26 +270,26 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> RunStatus:
         if shown.last_s is None:
             raise empty_journal_error(f"{path}/{JOURNAL}")
     except CaffeRecipesError as error:
-        return RunStatus(name, recipe, unreadable=error)
+        return StatusEntry(name, recipe, unreadable=error)
     left = _find_orphan(shown) if snapshot.lives is False and not files.host else None
-    return RunStatus(name, shown.recipe.name, shown, snapshot.lives, left=left)
+    return StatusEntry(name, shown.recipe.name, shown, snapshot.lives, left=left)
 
 
-def _find_orphan(run: ShownRun) -> Leftovers | None:
+def _find_orphan(run: FollowedRun) -> Leftovers | None:
     """Return the launcher that has outlived its run on this machine; None without one."""
     launch = run.state.launch
     pid = TrainerProcess(Path(run.path, "logs", posixpath.basename(launch.log))).pid() if launch else None
     return None if pid is None else Leftovers(f"process {pid} of a killed run is still training", True)
 
 
-def _with_leftovers(statuses: Sequence[RunStatus], files: RunFiles, env: FollowEnv) -> list[RunStatus]:
+def _with_leftovers(statuses: Sequence[StatusEntry], files: RunFiles, env: FollowEnv) -> list[StatusEntry]:
     """Return the statuses with the ranks that are left of killed runs; all hosts are asked at once."""
     killed = [each.run for each in statuses if each.run and each.lives is False and not each.run.is_complete]
     found = find_leftovers((each for run in killed for each in (run, *run.beside)), files, env.connect)
     return [replace(each, left=_join_leftovers(each, found)) for each in statuses]
 
 
-def _join_leftovers(status: RunStatus, found: Mapping[str, Leftovers]) -> Leftovers | None:
+def _join_leftovers(status: StatusEntry, found: Mapping[str, Leftovers]) -> Leftovers | None:
     """Return all that is left of a run and its branches; None if nothing is."""
     runs = (status.run, *status.run.beside) if status.run else ()
     left = [*filter(None, [status.left]), *(found[run.path] for run in runs if run.path in found)]
@@ -299,8 +299,8 @@ def _join_leftovers(status: RunStatus, found: Mapping[str, Leftovers]) -> Leftov
 
 
 def _join(
-    found: Sequence[RunStatus], submitted: dict[str, Submissions], files: RunFiles, ask: Ask
-) -> list[RunStatus]:
+    found: Sequence[StatusEntry], submitted: dict[str, Submissions], files: RunFiles, ask: Ask
+) -> list[StatusEntry]:
     """Add the jobs to the runs that they started, resumed, or are going to; Slurm is asked once for all."""
     joined = sorted(found, key=lambda each: (each.recipe, -_number(each)))
     for index, (newer, older) in enumerate(pairwise(joined), start=1):
@@ -327,11 +327,11 @@ def _join(
             joined[at] = _with_jobs(joined[at], jobs)
         elif begins_new and (at is None or any(job.standing != "over" for job in jobs)):
             place = at if at is not None else len(joined)
-            joined.insert(place, RunStatus(recipe, recipe, jobs=jobs))
+            joined.insert(place, StatusEntry(recipe, recipe, jobs=jobs))
     return sorted(joined, key=lambda each: each.recipe)
 
 
-def _by_hand(status: RunStatus, submitted: Submissions, files: RunFiles) -> tuple[Submission, ...]:
+def _by_hand(status: StatusEntry, submitted: Submissions, files: RunFiles) -> tuple[Submission, ...]:
     """Return a submission for the job of an unfinished run if the user submitted that with sbatch."""
     run = status.run
     if run is None or run.job_id is None or run.is_complete or run.last_s is None:
@@ -342,7 +342,7 @@ def _by_hand(status: RunStatus, submitted: Submissions, files: RunFiles) -> tupl
     return (replace(by_hand, is_foreign=not files.is_own(f"{run.path}/{JOURNAL}")),)
 
 
-def _with_jobs(status: RunStatus, jobs: Sequence[SubmittedJob]) -> RunStatus:
+def _with_jobs(status: StatusEntry, jobs: Sequence[SubmittedJob]) -> StatusEntry:
     """Return a status with more jobs, in the order of their submission.
 
     If the end of the run is journaled, jobs by sbatch that Slurm gives no answer for are dropped, so that
@@ -359,18 +359,18 @@ def _with_jobs(status: RunStatus, jobs: Sequence[SubmittedJob]) -> RunStatus:
     return replace(status, jobs=(*others, *ours) if is_later else (*ours, *others))
 
 
-def _is_of(status: RunStatus, submitted: Sequence[Submission]) -> bool:
+def _is_of(status: StatusEntry, submitted: Sequence[Submission]) -> bool:
     """Return whether the run was started or resumed by one of the jobs."""
     ids = status.run.job_ids if status.run else ()
     return any(each.job_id in ids for each in submitted)
 
 
-def _number(status: RunStatus) -> int:
+def _number(status: StatusEntry) -> int:
     found = parse_run_name(status.name)
     return found[1] if found and not status.is_renamed else 0
 
 
-def summarize_status(status: RunStatus) -> str:
+def summarize_status(status: StatusEntry) -> str:
     """Return one line about a run, to follow its name and its state."""
     run = status.run
     if status.unreadable is not None:
@@ -413,7 +413,7 @@ _STYLES = {
 
 
 def status_table(
-    statuses: Sequence[RunStatus], now_s: float, width: int | None = None
+    statuses: Sequence[StatusEntry], now_s: float, width: int | None = None
 ) -> list[list[tuple[str, str]]]:
     """Return a header and a line for each run, the newest first, as pieces of text with their styles.
 
@@ -445,7 +445,7 @@ def status_table(
     return lines
 
 
-def _row(status: RunStatus, now_s: float) -> tuple[str, ...]:
+def _row(status: StatusEntry, now_s: float) -> tuple[str, ...]:
     """Return the cells of a run's line in the table."""
     run, progress = status.run, status.progress
     started_s, left_s = _started_s(status), _left_s(status)
@@ -468,7 +468,7 @@ def _row(status: RunStatus, now_s: float) -> tuple[str, ...]:
     return tuple(map(one_line, cells))
 
 
-def _phase_of(run: ShownRun | None) -> str:
+def _phase_of(run: FollowedRun | None) -> str:
     """Return the number and name of the current phase, or of the next one; "" once all are finished."""
     if run is None or run.is_complete:
         return ""
@@ -478,7 +478,7 @@ def _phase_of(run: ShownRun | None) -> str:
     return f"{names.index(left[0]) + 1}/{len(names)} {left[0]}" if left and left[0] else "evaluation"
 
 
-def _reached(run: ShownRun, progress: Progress | None) -> str:
+def _reached(run: FollowedRun, progress: PhaseProgress | None) -> str:
     """Return the checkpoint that an unfinished phase resumes from, else the iteration that it reached."""
     newest = [kept[-1].iteration for phase, kept in run.state.checkpoints.items() if kept]
     if newest:
@@ -486,14 +486,14 @@ def _reached(run: ShownRun, progress: Progress | None) -> str:
     return f"{progress.iteration}/{progress.last_iter}" if progress is not None else ""
 
 
-def _started_s(status: RunStatus) -> float | None:
+def _started_s(status: StatusEntry) -> float | None:
     """Return the time at which a run was started, or its first job was submitted."""
     if status.run is not None:
         return status.run.first_s
     return min((job.submission.time_s for job in status.jobs if job.submission.time_s), default=None)
 
 
-def _elapsed_s(status: RunStatus, now_s: float) -> float | None:
+def _elapsed_s(status: StatusEntry, now_s: float) -> float | None:
     """Return for how many seconds a run has run, without pauses, until now or its last known event."""
     run = status.run
     if run is None or run.last_s is None:
@@ -502,12 +502,12 @@ def _elapsed_s(status: RunStatus, now_s: float) -> float | None:
     return run.ran_s + (max(0.0, now_s - run.last_s) if is_running else 0.0)
 
 
-def _left_s(status: RunStatus) -> float | None:
+def _left_s(status: StatusEntry) -> float | None:
     progress = status.progress
     return progress.chain_left_s if progress is not None and status.state == "running" else None
 
 
-def _result(status: RunStatus) -> str:
+def _result(status: StatusEntry) -> str:
     """Return the most important fact about a run: its accuracy, its loss, or why it is not running."""
     run, progress = status.run, status.progress
     if run is not None and status.state == "finished":
@@ -528,7 +528,7 @@ def _result(status: RunStatus) -> str:
     return summarize_status(status)
 
 
-def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]:
+def status_details(status: StatusEntry, now_s: float) -> Iterator[tuple[str, str]]:
     """Yield everything that is known about a run, as pairs of a label and a text."""
     run, progress = status.run, status.progress
     yield "state", status.state
@@ -574,7 +574,7 @@ def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]
             yield "next", _resume_hint(run, status)
 
 
-def status_as_json(status: RunStatus) -> dict[str, Any]:
+def status_as_json(status: StatusEntry) -> dict[str, Any]:
     """Return the status of a run as JSON values; the keys name the units, and times are in UTC."""
     run, progress = status.run, status.progress
     return {
@@ -613,7 +613,7 @@ def status_as_json(status: RunStatus) -> dict[str, Any]:
     }
 
 
-def _resume_hint(run: ShownRun, status: RunStatus) -> str:
+def _resume_hint(run: FollowedRun, status: StatusEntry) -> str:
     """Return the hint that resumes a run the way it was started: on this machine, or in a job."""
     if status.later:
         return f"superseded by {status.later}; only the latest run of a recipe is resumed"
@@ -621,18 +621,18 @@ def _resume_hint(run: ShownRun, status: RunStatus) -> str:
     return f"first, {run.change}; then {resumes}" if run.change else resumes
 
 
-def _describe_left(status: RunStatus) -> list[str]:
+def _describe_left(status: StatusEntry) -> list[str]:
     """Return a line about what is left of a killed run, if anything; a resumed run adopts or ends it."""
     return [status.left.text] if status.left else []
 
 
-def _is_past(status: RunStatus) -> bool:
+def _is_past(status: StatusEntry) -> bool:
     """Return whether the run has been resumed after its last failure, or a job is about to resume it."""
     run = status.run
     return run is not None and (run.failure is None or status.state in ("running", "waiting"))
 
 
-def _describe_failure(run: ShownRun) -> str | None:
+def _describe_failure(run: FollowedRun) -> str | None:
     """Return the last failure of the run, without the hint that resumes it; None without a failure."""
     failure = run.last_failure
     if failure is None:
@@ -640,7 +640,7 @@ def _describe_failure(run: ShownRun) -> str | None:
     return failure.what if isinstance(failure, RunInterrupted) else str(failure)
 
 
-def _describe_work(run: ShownRun, status: RunStatus) -> str:
+def _describe_work(run: FollowedRun, status: StatusEntry) -> str:
     """Return what a run or a branch is doing, in a few words."""
     progress = run.progress()
     if progress is None:
@@ -649,7 +649,7 @@ def _describe_work(run: ShownRun, status: RunStatus) -> str:
     return ", ".join([place, *progress.timing, *filter(None, [progress.waits_for])])
 
 
-def _describe_phase(run: ShownRun, status: RunStatus) -> str:
+def _describe_phase(run: FollowedRun, status: StatusEntry) -> str:
     progress = run.progress()
     if run.state.launch is None:
         return "evaluating" if status.is_evaluating else "preparing"
@@ -667,7 +667,7 @@ def _describe_phase(run: ShownRun, status: RunStatus) -> str:
 
 
 def _describe_rate(
-    run: ShownRun, progress: Progress, earlier: tuple[str, float] | None
+    run: FollowedRun, progress: PhaseProgress, earlier: tuple[str, float] | None
 ) -> Iterator[tuple[str, str]]:
     iteration_s = _iteration_s(run, progress)
     if progress.images_per_s is not None and iteration_s is not None:
@@ -684,14 +684,14 @@ def _describe_rate(
         yield "left", f"phase {phase}, run {chain}"
 
 
-def _iteration_s(run: ShownRun, progress: Progress) -> float | None:
+def _iteration_s(run: FollowedRun, progress: PhaseProgress) -> float | None:
     """Return the seconds per iteration; None if the speed is not known."""
     if not progress.images_per_s:
         return None
     return find_step(run.recipe, progress.phase).images_per_iter / progress.images_per_s
 
 
-def _describe_process(status: RunStatus) -> str:
+def _describe_process(status: StatusEntry) -> str:
     run = status.run
     if run is None or run.state.pid is None:
         return "no process"
@@ -704,13 +704,13 @@ def _describe_process(status: RunStatus) -> str:
     return f"{name}{seen}; cannot tell whether it is alive"
 
 
-def _shown_jobs(status: RunStatus) -> list[SubmittedJob]:
+def _shown_jobs(status: StatusEntry) -> list[SubmittedJob]:
     """Return the job to show on a line: the first that is not over, else the last."""
     live = [job for job in status.jobs if job.standing != "over"]
     return live[:1] or list(status.jobs[-1:])
 
 
-def _describe_seen(status: RunStatus, job: SubmittedJob) -> str:
+def _describe_seen(status: StatusEntry, job: SubmittedJob) -> str:
     """Return the state of a job, or since when it is not known because Slurm gives no answer."""
     run = status.run
     if run is not None and run.last_s is not None and run.last_s > job.submission.time_s:

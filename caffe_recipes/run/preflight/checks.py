@@ -15,7 +15,7 @@ from caffe_recipes.cluster.hosts import start_threads
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.choices import choose_for_machine
-from caffe_recipes.run.context import Connect, RunOptions, Setting, find_setting
+from caffe_recipes.run.context import Connect, RunOptions, RunSetup, find_setting
 from caffe_recipes.run.events import RunState, is_trained
 from caffe_recipes.run.folders import RUNS, check_resumable, next_folder, root_words, run_folders
 from caffe_recipes.run.journal import JOURNAL, load_journal
@@ -46,8 +46,8 @@ from caffe_recipes.run.preflight.storage import (
 from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
 from caffe_recipes.run.process import check_nothing_trains, describe_work, find_running
 from caffe_recipes.run.snapshots import check_interval
-from caffe_recipes.run.trainer import RunPlan
-from caffe_recipes.run.training_plan import plan_chain, plan_steps
+from caffe_recipes.run.trainer import TrainingPlan
+from caffe_recipes.run.training_plan import plan_steps, plan_training
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
     "hosts": check_hosts,
@@ -81,7 +81,9 @@ _COMPUTES = "lint"
 _OF_EVERY_RUN = ("hosts", "launches", "spares", "cores", "memory", "/tmp", "clock", "launcher")
 
 
-def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> list[CheckResult]:
+def run_preflight(
+    setting: RunSetup, plan: TrainingPlan, state: RunState, under_way: str = ""
+) -> list[CheckResult]:
     """Run all checks and return their findings; nothing on any disk is changed.
 
     The checks run concurrently, since they mostly wait for hosts; the one that computes follows, since hosts
@@ -137,7 +139,7 @@ def preflight_recipe(recipe: AnyRecipe, options: RunOptions, connect: Connect) -
     folder = folders[-1] if folders else next_folder(options.root, recipe.name)
     under_way = describe_work(setting.root, recipe.name, state)
     running = find_running(setting.root, recipe.name) if under_way else None
-    plan = plan_chain(recipe, f"{RUNS}/{folder.name}")
+    plan = plan_training(recipe, f"{RUNS}/{folder.name}")
     check_interval(plan, setting.policy.checkpoint_every)
     try:
         found = [*refused, *_describe_choice(setting), *run_preflight(setting, plan, state, under_way)]
@@ -147,7 +149,7 @@ def preflight_recipe(recipe: AnyRecipe, options: RunOptions, connect: Connect) -
     return [_describe_running(setting, running, under_way, found), *found] if running else found
 
 
-def _describe_choice(setting: Setting) -> list[CheckResult]:
+def _describe_choice(setting: RunSetup) -> list[CheckResult]:
     text = setting.chosen.describe()
     return [CheckResult("choice", text)] if text else []
 
@@ -165,7 +167,7 @@ def _check_latest(folder: Path, state: RunState, recipe: AnyRecipe, options: Run
 
 
 def _describe_running(
-    setting: Setting, folder: Path, under_way: str, found: Sequence[CheckResult]
+    setting: RunSetup, folder: Path, under_way: str, found: Sequence[CheckResult]
 ) -> CheckResult:
     """Return the finding that a run of the recipe is running, what was left out, and how to watch it."""
     watch, show = (

@@ -18,10 +18,10 @@ from caffe_recipes.cluster.hosts import ask_all
 from caffe_recipes.cluster.remote import call_to_end, unreadable
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.errors import CaffeRecipesError
-from caffe_recipes.run.context import Setting
+from caffe_recipes.run.context import RunSetup
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.findings import CheckResult, Commands, fold_names
-from caffe_recipes.run.trainer import RunPlan, Training
+from caffe_recipes.run.trainer import Training, TrainingPlan
 from caffe_recipes.wording import describe_count
 
 
@@ -229,8 +229,8 @@ class NodeView:
     none.
     """
 
-    setting: Setting
-    plan: RunPlan
+    setting: RunSetup
+    plan: TrainingPlan
     state: RunState
     facts: dict[str, NodeFacts]
     errors: dict[str, CaffeRecipesError]
@@ -266,7 +266,7 @@ class NodeView:
         return [CheckResult(subject, f"skipped: {self.under_way}", warns=True, is_left_out=True)]
 
 
-def look_at_nodes(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> NodeView:
+def look_at_nodes(setting: RunSetup, plan: TrainingPlan, state: RunState, under_way: str = "") -> NodeView:
     """Ask all hosts for their facts, concurrently."""
     questions = _questions(setting, plan)
     answers = ask_all(setting.hosts, lambda host: ask_facts(host, questions), ASK_S)
@@ -275,23 +275,23 @@ def look_at_nodes(setting: Setting, plan: RunPlan, state: RunState, under_way: s
     return NodeView(setting, plan, state, facts, errors, under_way=under_way)
 
 
-def snapshot_prefixes(setting: Setting, plan: RunPlan) -> list[str]:
+def snapshot_prefixes(setting: RunSetup, plan: TrainingPlan) -> list[str]:
     """Return the path prefixes of a run's snapshots on the first host."""
     steps = plan.trainings
     return list(dict.fromkeys(setting.path(setting.trainer.models.prefix(step)) for step in steps))
 
 
-def snapshot_folders(setting: Setting, plan: RunPlan) -> list[str]:
+def snapshot_folders(setting: RunSetup, plan: TrainingPlan) -> list[str]:
     """Return the folders on the first host to which a run writes its snapshots."""
     return list(dict.fromkeys(map(posixpath.dirname, snapshot_prefixes(setting, plan))))
 
 
-def lmdb_path(setting: Setting) -> str:
+def lmdb_path(setting: RunSetup) -> str:
     """Return the path of the training LMDB's data file on each host."""
     return f"{setting.data_path}/{DATA}"
 
 
-def _questions(setting: Setting, plan: RunPlan) -> list[Question]:
+def _questions(setting: RunSetup, plan: TrainingPlan) -> list[Question]:
     return [
         ("root", str(setting.root)),
         *([] if setting.profile.container else [("program", setting.path(setting.program))]),

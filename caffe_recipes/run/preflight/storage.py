@@ -25,7 +25,7 @@ from caffe_recipes.caffe.datums import BadLabel, check_datums
 from caffe_recipes.caffe.image_headers import ImageShape
 from caffe_recipes.caffe.weights import load_mean, mean_shape, show_image
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hosts import DIGEST_S, LocalHost, ask_all, file_bytes, file_digest
+from caffe_recipes.cluster.hosts import DIGEST_S, LocalHost, ask_all, file_bytes, remote_sha256
 from caffe_recipes.cluster.remote import OTHER_FOLDER, check_trust, own_file_stamp
 from caffe_recipes.cluster.staging.file_sets import FileSet, lmdb_set
 from caffe_recipes.cluster.staging.relay import DATA
@@ -36,7 +36,7 @@ from caffe_recipes.errors import DataError, HostFailed, InputError
 from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import check_own_net, find_differences, generate
-from caffe_recipes.run.context import Setting
+from caffe_recipes.run.context import RunSetup
 from caffe_recipes.run.events import describe_run_command
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
@@ -150,7 +150,7 @@ def find_differing_files(hosts: Sequence[Host], paths: Sequence[str]) -> list[Ho
     problems: list[HostProblem] = []
     for path in paths:
         size = file_bytes(here, path) or 0
-        digest = file_digest(here, path) if size <= HASHED_BYTES else None
+        digest = remote_sha256(here, path) if size <= HASHED_BYTES else None
 
         def judge(host: Host, path: str = path, size: int = size, digest: str | None = digest) -> str | None:
             seen = file_bytes(host, path)
@@ -158,7 +158,7 @@ def find_differing_files(hosts: Sequence[Host], paths: Sequence[str]) -> list[Ho
                 return "no such file there"
             if seen != size:
                 return f"has {seen:,} bytes there, {size:,} here"
-            return "differs from the file here" if digest and file_digest(host, path) != digest else None
+            return "differs from the file here" if digest and remote_sha256(host, path) != digest else None
 
         for answer in ask_all(distant, judge, DIGEST_S):
             if answer.error is not None:
@@ -665,7 +665,7 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
     return [CheckResult(_TRAIN, f"{shown}; {files} to be staged on {hosts} where missing")]
 
 
-def _find_unusable(setting: Setting, files: FileSet) -> list[HostProblem]:
+def _find_unusable(setting: RunSetup, files: FileSet) -> list[HostProblem]:
     """Return the hosts on which another user could exchange the records that are to be staged there."""
     words, hosts = (
         (files.folder, str(setting.root)),

@@ -21,7 +21,7 @@ from caffe_recipes.cluster.remote import call, check_trust, unreadable
 from caffe_recipes.cluster.slurm.this_job import this_job
 from caffe_recipes.cluster.slurm.waiting import wait_for_slurm
 from caffe_recipes.errors import ClusterError, CommandTimedOut
-from caffe_recipes.run.context import Setting
+from caffe_recipes.run.context import RunSetup
 from caffe_recipes.run.preflight.findings import (
     CheckResult,
     Commands,
@@ -100,7 +100,7 @@ def start_patiently(start: Callable[[], str], wait: Callable[[], bool]) -> str:
 
 
 def _waiting_for_slurm(
-    setting: Setting, commands: Commands, say: Callable[[str], None]
+    setting: RunSetup, commands: Commands, say: Callable[[str], None]
 ) -> Callable[[], bool]:
     job = this_job(os.environ).job
     by_slurm = bool(job) and setting.profile.rank_launcher.asks_slurm(setting.environment)
@@ -114,7 +114,7 @@ def _waiting_for_slurm(
 
 
 def start_ranks(
-    setting: Setting, commands: Commands, words: Sequence[str] = _RANK, limit_s: float = _START_S
+    setting: RunSetup, commands: Commands, words: Sequence[str] = _RANK, limit_s: float = _START_S
 ) -> str:
     """Start `words` on every rank, by default to print its node; return the launcher's output.
 
@@ -163,7 +163,7 @@ def parse_places(stdout: str) -> dict[int, str]:
     return {int(rank): node for rank, node in _PLACE.findall(stdout)}
 
 
-def misplaced_ranks(places: RankPlaces, setting: Setting) -> list[CheckResult]:
+def misplaced_ranks(places: RankPlaces, setting: RunSetup) -> list[CheckResult]:
     """Return findings on ranks that are on the wrong host, and on hosts with too few or too many ranks."""
     first, hint = next(iter(places.expected)), _by_hand(setting)
     found: list[CheckResult] = []
@@ -206,7 +206,7 @@ def _wrong_order(places: RankPlaces) -> Iterator[HostProblem]:
             )
 
 
-def _by_hand(setting: Setting, words: Sequence[str] = _RANK) -> str:
+def _by_hand(setting: RunSetup, words: Sequence[str] = _RANK) -> str:
     named = fold_names([host.name for host in setting.hosts])
     return f"try `{shlex.join(setting.launch('HOSTFILE').argv(words))}` by hand, with {named} in HOSTFILE"
 
@@ -294,7 +294,7 @@ def find_untrusted(view: NodeView) -> list[HostProblem]:
 
 
 def try_trainer(
-    setting: Setting, hosts: Sequence[Host], commands: Commands, limit_s: float = TRIAL_S
+    setting: RunSetup, hosts: Sequence[Host], commands: Commands, limit_s: float = TRIAL_S
 ) -> list[HostProblem]:
     """Try the trainer on all hosts concurrently, one process per host; return the problems."""
     trial = setting.trainer.trial()
@@ -320,7 +320,7 @@ def render_environment(environment: Mapping[str, str]) -> str:
 
 
 def _try_on(
-    host: Host, setting: Setting, trial: Trial, commands: Commands, limit_s: float
+    host: Host, setting: RunSetup, trial: Trial, commands: Commands, limit_s: float
 ) -> list[HostProblem]:
     # A name without a slash is searched on PATH in a container's image.
     absolute = replace(setting, program=setting.path(setting.program)) if "/" in setting.program else setting

@@ -17,9 +17,8 @@ from pathlib import Path
 from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partition, find_partitions
 from caffe_recipes.cluster.slurm.jobs import describe_limit, render_limit
-from caffe_recipes.cluster.slurm.sbatch import Request
-from caffe_recipes.cluster.slurm.sbatch_options import check_mail, check_options, pop_option
-from caffe_recipes.cluster.staging import WAYS, How
+from caffe_recipes.cluster.slurm.sbatch_options import JobRequest, check_mail, check_options, pop_option
+from caffe_recipes.cluster.staging import WAYS, Way
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.config import write_key
 from caffe_recipes.errors import InputError, RecipeError
@@ -39,7 +38,7 @@ from caffe_recipes.run.submit.submissions import name_job
 from caffe_recipes.run.training_plan import find_trainer, plan_steps
 
 
-def check_spares(arguments: Sequence[str], spares: int) -> None:
+def check_spares_known(arguments: Sequence[str], spares: int) -> None:
     """Raise InputError if failed nodes are to be replaced and there are no spares."""
     if not spares and ("--on-failure", "replace") in pairwise(arguments):
         raise InputError("--on-failure", "replace needs spare nodes", "give --spares N")
@@ -120,7 +119,7 @@ class SubmitOptions:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def how(self) -> How | None:
+    def how(self) -> Way | None:
         """The method of staging among the `arguments`; None if `run` chooses it in the job."""
         given = dict(pairwise(self.arguments)).get("--how")
         return next((way for way in WAYS if way == given), None)
@@ -178,7 +177,7 @@ def plan_submission(
     job, or if the jobs do not meet the requirements or limits of the machine in its profile.
     """
     check_mail(options.mail_user)
-    check_spares(options.arguments, options.spares)
+    check_spares_known(options.arguments, options.spares)
     for location, what, hint in find_trainer(recipe).unknown_flags():
         raise RecipeError(locate_keys(options.given)(location), f"{write_key(location)}: {what}", hint)
     profile = find_profile(recipe, options.profile)
@@ -192,7 +191,7 @@ def plan_submission(
 
 def build_request(
     planned: PlannedJobs, step: JobStep, group: str, dependency: int | None, exclude: Sequence[str] = ()
-) -> Request:
+) -> JobRequest:
     """Return the sbatch request for a job."""
     options, batch = planned.options, planned.batch
     name = name_job(planned.recipe.name, group, step.phase)
@@ -200,7 +199,7 @@ def build_request(
     more, environment = _warn_in_time(planned, step)
     if options.spares:
         more = (*more, "--no-kill")  # otherwise Slurm kills or requeues the job as soon as a node fails
-    return Request(
+    return JobRequest(
         script=str(step.script),
         name=name,
         partition=batch.partition,

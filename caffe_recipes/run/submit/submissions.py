@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm.calls import SchedulerAway
-from caffe_recipes.cluster.slurm.jobs import Job, State, describe_state
+from caffe_recipes.cluster.slurm.jobs import Job, JobState, describe_state
 from caffe_recipes.cluster.slurm.queries import Slurm
 from caffe_recipes.errors import ClusterError, InputError, hint_for
 from caffe_recipes.limits import MOST_ASKED_JOBS
@@ -223,7 +223,7 @@ class SubmittedJob:
     @property
     def is_elsewhere(self) -> bool:
         """Whether another cluster of the federation has the job, so that ours does not know its state."""
-        return self.job is not None and self.job.state is State.REVOKED
+        return self.job is not None and self.job.state is JobState.REVOKED
 
 
 def slurm_for(files: RunFiles) -> Ask:
@@ -298,7 +298,7 @@ def describe_job(seen: SubmittedJob, last_s: float | None = None, last: str = ""
             each.outcome, "it was submitted"
         )
         return f"unknown since {_clock(moment)} ({known}): {seen.away}"
-    if seen.job is not None and seen.job.state is State.FAILED and _is_cancelled(seen, seen.job):
+    if seen.job is not None and seen.job.state is JobState.FAILED and _is_cancelled(seen, seen.job):
         # It is FAILED only because its script exits with a nonzero code after a signal.
         return "was cancelled, and stopped cleanly"
     if seen.job is not None:
@@ -325,7 +325,7 @@ def _see(each: Submission, job: Job | None, away: str) -> SubmittedJob:
         return SubmittedJob(each, "unknown", away=away)
     if job is None:
         return SubmittedJob(each, "over" if each.is_settled else "unknown")
-    if job.state is State.REVOKED:
+    if job.state is JobState.REVOKED:
         return SubmittedJob(each, "unknown", job)
     if job.state.is_over:
         return SubmittedJob(each, "over", job)

@@ -28,18 +28,17 @@ from caffe_recipes.cluster.slurm.jobs import (
     failed_nodes,
     list_hosts,
 )
-from caffe_recipes.cluster.slurm.partitions import Resources, Verdict, check_slurm
+from caffe_recipes.cluster.slurm.partitions import JobVerdict, Resources, check_slurm
 from caffe_recipes.cluster.slurm.queries import Slurm, ask_node_groups, ask_partitions, check_after
 from caffe_recipes.cluster.slurm.sbatch import (
     Refused,
-    Request,
     Submitted,
     cancel_jobs,
     find_submission,
-    sbatch_argv,
-    submit,
+    submit_job,
     try_submission,
 )
+from caffe_recipes.cluster.slurm.sbatch_options import JobRequest, sbatch_argv
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import find_warning_s
@@ -48,7 +47,7 @@ from caffe_recipes.review.text_columns import wrap_line
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import check_root, describe_changes, own_paths
 from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
-from caffe_recipes.run.monitor.status import RunStatus, find_status
+from caffe_recipes.run.monitor.status import StatusEntry, find_status
 from caffe_recipes.run.submit.planned_jobs import (
     JobStep,
     PlannedJobs,
@@ -74,7 +73,7 @@ from caffe_recipes.run.training_plan import find_trainer, plan_files, plan_steps
 from caffe_recipes.wording import describe_count
 
 
-def check_startable(recipe: AnyRecipe, status: RunStatus) -> None:
+def check_startable(recipe: AnyRecipe, status: StatusEntry) -> None:
     """Raise InputError if a job would have nothing to do, or would refuse to resume the run."""
     if status.run is None or any(job.is_live for job in status.jobs):
         return
@@ -114,7 +113,7 @@ def check_mistakes(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str
         raise error
 
 
-def check_unchanged(recipe: AnyRecipe, status: RunStatus) -> None:
+def check_unchanged(recipe: AnyRecipe, status: StatusEntry) -> None:
     """Raise InputError if the recipe has changed since the run that the job would resume was started."""
     run = status.run
     if run is not None and not run.is_complete and (changes := describe_changes(Path(run.path), recipe)):
@@ -145,7 +144,7 @@ class BadNodes:
 
 
 def find_bad_nodes(
-    status: RunStatus,
+    status: StatusEntry,
     groups: Sequence[NodeGroup],
     partitions: Collection[str],
     nodes: int,
@@ -173,7 +172,7 @@ def find_bad_nodes(
     return BadNodes(tuple(excluded), tuple(needed))
 
 
-def _blamed(status: RunStatus, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
+def _blamed(status: StatusEntry, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
     known = {name for group in groups for name in list_hosts(group.node_list)}
     blamed = [name for job in status.jobs if job.job for name in failed_nodes(job.job, groups)]
     lost = status.run.blamed if status.run is not None else ()
@@ -189,13 +188,13 @@ _NO_NODES = "node configuration is not available"
 
 
 def check_with_slurm(
-    planned: PlannedJobs, status: RunStatus, say: Callable[[str], None], host: Host
+    planned: PlannedJobs, status: StatusEntry, say: Callable[[str], None], host: Host
 ) -> tuple[str, ...]:
     """Check with Slurm that it accepts the jobs, and return the nodes to exclude.
 
     Raises ClusterError if it does not accept them, and SchedulerAway if it does not answer.
     """
-    verdict, groups = Verdict((), must_wait=False, partitions=()), tuple[NodeGroup, ...]()
+    verdict, groups = JobVerdict((), must_wait=False, partitions=()), tuple[NodeGroup, ...]()
     if len(planned.clusters) < 2:  # of several clusters only sbatch knows which one it chooses
         cluster = "".join(planned.clusters)
         partitions, groups = ask_partitions(host, cluster), ask_node_groups(host, cluster=cluster)
@@ -268,7 +267,7 @@ def describe_submission(
     `note` is an additional line, and `with_scripts` adds the text of the scripts. Raises InputError as
     `submit_chain` does; but if the Caffe root does not exist on this machine, that is only a note.
     """
-    status = RunStatus(recipe.name, recipe.name)
+    status = StatusEntry(recipe.name, recipe.name)
     with suppress(InputError):  # there is no run, and nothing was submitted
         status = find_status(recipe.name, _where(options), FollowEnv(ask=lambda ids, names: ()), reach=False)
     check_mistakes(recipe, options, _done(status))
@@ -406,14 +405,14 @@ class _UnknownState(RunFailed):
     """Raised if Slurm does not report the state of a job that was submitted before."""
 
 
-def _check(planned: PlannedJobs, status: RunStatus, say: Say, env: SubmitEnv) -> tuple[str, ...]:
+def _check(planned: PlannedJobs, status: StatusEntry, say: Say, env: SubmitEnv) -> tuple[str, ...]:
     """Check with Slurm that it accepts the jobs and their dependency; return the nodes to exclude."""
     if planned.options.after is not None:
         check_after(env.host, planned.options.after, planned.clusters)
     return check_with_slurm(planned, status, say, env.host)
 
 
-def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> RunStatus:
+def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> StatusEntry:
     """Return the status of the recipe, which may have no run; raises RunFailed if Slurm does not answer."""
     ask = Slurm(env.host)
     try:
@@ -421,7 +420,7 @@ def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> RunStatu
     except InputError:
         if load_submissions(submissions_path(options.root, recipe.name)).all:
             raise
-        return RunStatus(recipe.name, recipe.name)
+        return StatusEntry(recipe.name, recipe.name)
     for job in status.jobs:
         why = job.away or (f"it {describe_job(job)}" if job.is_elsewhere else "")
         if why:
@@ -507,14 +506,16 @@ def _submit_steps(
     return [state.find(name) for name in names]
 
 
-def _submit_surely(request: Request, submission: Submission, say: Say, env: SubmitEnv) -> Submitted | Refused:
+def _submit_surely(
+    request: JobRequest, submission: Submission, say: Say, env: SubmitEnv
+) -> Submitted | Refused:
     """Submit a job; if sbatch does not respond and Slurm knows no job with its name, submit it once more.
 
     Raises RunFailed if it is not known whether the job was submitted, or if sbatch does not respond twice.
     """
     text = ""
     for _ in range(2):
-        outcome = submit(env.host, request)
+        outcome = submit_job(env.host, request)
         if isinstance(outcome, Submitted | Refused):
             return outcome
         text = outcome.text
@@ -565,7 +566,7 @@ def _cancel_all(journal: SubmissionJournal, names: Sequence[str], env: SubmitEnv
     return f"the previous jobs were cancelled: {listed}"
 
 
-def _done(status: RunStatus) -> tuple[str, ...]:
+def _done(status: StatusEntry) -> tuple[str, ...]:
     """Return the finished phases, which need no job, except the last phase, whose job does the evaluation."""
     run = status.run
     if run is None or run.is_complete:

@@ -17,7 +17,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import write_files
-from caffe_recipes.run.training_plan import plan_chain
+from caffe_recipes.run.training_plan import plan_training
 from tests.cluster.harness.cluster import ROOT, Cluster
 
 RECIPE = """\
@@ -278,7 +278,7 @@ class FaultyChain:
             lmdb.parent.mkdir(parents=True)
             lmdb.symlink_to(self.root / "data/train_lmdb")
             (aside / "recipe.yaml").write_text(self._recipe.format(nodes=self.nodes, tmp="tmp", records=128))
-            plan = plan_chain(load_recipe(aside / "recipe.yaml"), "tmp")
+            plan = plan_training(load_recipe(aside / "recipe.yaml"), "tmp")
             write_files(plan.files, aside)
             for step in plan.trainings:
                 weights = [word.replace("tmp/snapshots/", "tmp/") for word in step.arguments]

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from caffe_recipes.cluster.slurm.answers import parse_scontrol_jobs
-from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, JobState
 from tests.cluster.harness.cluster import Cluster, NoCluster
 
 PARTITIONS: Mapping[str, str] = {
@@ -155,7 +155,7 @@ class Slurm:
         """Return a job that slurmctld knows."""
         return next(job for job in self.jobs() if job.job_id == job_id)
 
-    def wait_for(self, job_id: int, state: State, within_s: float = 60) -> Job:
+    def wait_for(self, job_id: int, state: JobState, within_s: float = 60) -> Job:
         """Wait until a job is in a state, and return it; stop waiting if it ends in another one."""
         deadline = time.monotonic() + within_s
         while (job := self.job(job_id)).state is not state:

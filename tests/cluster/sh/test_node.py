@@ -21,7 +21,7 @@ from caffe_recipes.cluster.staging.file_sets import survey_hosts
 from caffe_recipes.cluster.staging.relay import (
     BLOCK_BYTES,
     STAMP,
-    file_digest,
+    digest_open_file,
     parse_folders_made,
     render_stamp,
 )
@@ -48,7 +48,7 @@ def lmdb(tmp_path: Path) -> Path:
 
 def digest_of(path: Path) -> str:
     with path.open("rb") as file:
-        return file_digest(file.fileno(), path.stat().st_size)
+        return digest_open_file(file.fileno(), path.stat().st_size)
 
 
 def place(lmdb: Path, content: bytes) -> str:

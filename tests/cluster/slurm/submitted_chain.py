@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, JobState
 from caffe_recipes.run.submit.submissions import Submission, load_submissions, submissions_path
 from tests.cluster.faults.faulty_chain import FaultyChain, Started
 from tests.cluster.harness.slurm import Slurm
@@ -69,7 +69,7 @@ class SubmittedChain(FaultyChain):
         """Submit another user's job that takes all nodes; return its number once it has them."""
         argv = ["sbatch", "--parsable", "--exclusive", f"-N{len(self.cluster.nodes)}", "--output=/dev/null"]
         job_id = int(self.cluster.run("head", [*argv, "--wrap", "exec sleep 600"]).stdout)
-        self.slurm.wait_for(job_id, State.RUNNING)
+        self.slurm.wait_for(job_id, JobState.RUNNING)
         return job_id
 
     def submissions(self) -> Sequence[Submission]:
@@ -89,7 +89,7 @@ class SubmittedChain(FaultyChain):
     def finish_job(self, job_id: int) -> Job:
         """Wait until a job has completed successfully, and return it."""
         job = self.wait_for_end(job_id)
-        assert job.state is State.COMPLETED, f"{job}\n{self.job_output()[-4000:]}"
+        assert job.state is JobState.COMPLETED, f"{job}\n{self.job_output()[-4000:]}"
         return job
 
     def wait_until(self, condition: Callable[[], object]) -> None:

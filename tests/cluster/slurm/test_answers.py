@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from caffe_recipes.cluster.slurm.answers import parse_sacct, parse_scontrol_jobs, parse_sinfo, parse_squeue
-from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.jobs import JobState
 from caffe_recipes.cluster.slurm.partitions import parse_partitions
 from caffe_recipes.errors import ClusterError
 
@@ -19,14 +19,14 @@ MANY_DIGITS = "9" * 5000
 
 def test_squeue_lists_pending_and_running_jobs(recorded: Recorded) -> None:
     running, dependent, unavailable, array, het = parse_squeue(recorded("squeue"))
-    assert (running.job_id, running.name, running.state) == (4711, "chain-0123456789abcdef", State.RUNNING)
+    assert (running.job_id, running.name, running.state) == (4711, "chain-0123456789abcdef", JobState.RUNNING)
     assert (running.nodes, running.node_list, running.limit_s) == (4, "c401-[001-004]", 172_800)
     assert running.start == datetime(2026, 11, 20, 9, 1)
-    assert (dependent.state, dependent.reason, dependent.start) == (State.PENDING, "Dependency", None)
+    assert (dependent.state, dependent.reason, dependent.start) == (JobState.PENDING, "Dependency", None)
     assert unavailable.reason == "ReqNodeNotAvail, UnavailableNodes:c401-003"
     assert (unavailable.name, unavailable.limit_s) == ("a name | with a bar", math.inf)
     assert (array.job_id, array.label) == (4720, "4700_[3-9%2]")
-    assert (het.label, het.state, het.state.is_over) == ("4730+0", State.COMPLETING, False)
+    assert (het.label, het.state, het.state.is_over) == ("4730+0", JobState.COMPLETING, False)
 
 
 def test_scontrol_output_is_parsed_with_restarts_and_names_with_spaces(recorded: Recorded) -> None:
@@ -82,9 +82,9 @@ def test_sacct_reports_who_cancelled_a_job(recorded: Recorded) -> None:
     jobs = {job.label: job for job in parse_sacct(recorded("sacct"))}
     assert jobs["4719"].cancelled_by == 1000
     assert (jobs["4742"].cancelled_by, jobs["4742"].start, jobs["4742"].node_list) == (0, None, "")
-    assert jobs["4740"].state is State.PREEMPTED
+    assert jobs["4740"].state is JobState.PREEMPTED
     assert jobs["4741"].name == "oom | with a bar"
-    assert (jobs["4700_2"].job_id, jobs["4700_2"].state) == (4744, State.NODE_FAIL)
+    assert (jobs["4700_2"].job_id, jobs["4700_2"].state) == (4744, JobState.NODE_FAIL)
 
 
 def test_job_steps_in_the_output_of_sacct_are_skipped(recorded: Recorded) -> None:

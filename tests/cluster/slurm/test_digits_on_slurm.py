@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.jobs import JobState
 from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.submit.submissions import load_submissions, submissions_path
 from tests.cluster.harness.cluster import ROOT
@@ -55,7 +55,7 @@ def test_the_digits_train_in_an_allocation_to_an_accurate_model(slurm4: Slurm, t
         assert time.monotonic() < until, Path(submission.output).read_text()[-4000:]
         time.sleep(0.5)
     output = Path(submission.output).read_text()
-    assert slurm4.job(submission.job_id).state is State.COMPLETED, output[-4000:]
+    assert slurm4.job(submission.job_id).state is JobState.COMPLETED, output[-4000:]
     state = load_journal(root / "runs/digits-1/journal.jsonl")
     assert list(state.finished) == list(PHASES)
     assert state.outputs is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.jobs import JobState
 from tests.cluster.faults.faulty_chain import PHASES
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.slurm import Slurm
@@ -29,7 +29,7 @@ def test_a_job_at_its_time_limit_keeps_a_snapshot_is_requeued_and_resumes_the_ph
     chain.wait_until(lambda: "asked Caffe for a snapshot" in chain.job_output())
     chain.behave()
     chain.release()
-    chain.slurm.wait_for(job_id, State.PENDING)
+    chain.slurm.wait_for(job_id, JobState.PENDING)
     chain.slurm.begin(job_id, "now+1hour")  # not while a busy machine still starts `status`
     chain.wait_until(lambda: chain.slurm.job(job_id).reason == "BeginTime")
     output = chain.call("status", "recipe.yaml")
@@ -115,7 +115,7 @@ def test_a_spare_of_the_job_replaces_a_node_whose_cable_is_cut_although_its_step
         chain.wait_until(lambda: "node3 replaces node2" in chain.job_output())
         chain.behave()
         chain.release()
-        chain.wait_until(lambda: slurm.job(job_id).state is not State.RUNNING)
+        chain.wait_until(lambda: slurm.job(job_id).state is not JobState.RUNNING)
         cluster.reconnect("node2")  # until then Slurm waits for it, to complete the job
         chain.finish_job(job_id)
         assert f"ended step {job_id}." in chain.job_output()

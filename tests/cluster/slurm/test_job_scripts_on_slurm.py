@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.jobs import JobState
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate
 from tests.cluster.harness.slurm import Slurm
@@ -69,18 +69,18 @@ def test_the_chain_runs_where_it_is_submitted_and_gets_a_signal_before_its_time_
     script = "jobs/digits-local/chain.sbatch"
     output = place.call("sbatch", "--parsable", "--time=10", script, "--profile", "a b", WAIT_AT="run")
     job_id = int(output)
-    job = place.slurm.wait_for(job_id, State.RUNNING)
+    job = place.slurm.wait_for(job_id, JobState.RUNNING)
     assert (job.name, job.nodes, job.limit_s) == ("digits-local", 1, 600)
     assert job.stdout == f"{place.folder}/digits-local-{job_id}.out"
     place.slurm.end_soon(job_id, 100)  # it is warned two minutes before
-    place.slurm.wait_for(job_id, State.COMPLETED, 90)
+    place.slurm.wait_for(job_id, JobState.COMPLETED, 90)
     assert place.called() == ["run digits-local --max-requeues 10 --profile a b", "USR1"]
 
 
 def test_a_phase_that_fails_takes_the_later_ones_with_it(place: Place) -> None:
     output = place.call("bash", "jobs/digits-local/submit.sh", "--nodelist=node2", FAIL_AT="cyc2")
     jobs = dict(line.split() for line in output.splitlines())
-    ends = (State.COMPLETED, State.COMPLETED, State.FAILED, State.CANCELLED, State.CANCELLED)
+    ends = (JobState.COMPLETED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.CANCELLED)
     for name, end in zip(jobs, ends, strict=True):
         place.slurm.wait_for(int(jobs[name]), end)
     assert [line.split()[3] for line in place.called()] == ["init", "cyc1", "cyc2"]

@@ -12,7 +12,7 @@ from caffe_recipes.cluster.slurm.answers import parse_sacct, parse_scontrol_jobs
 from caffe_recipes.cluster.slurm.jobs import (
     REASONS,
     Job,
-    State,
+    JobState,
     describe_state,
     explain_reason,
     failed_nodes,
@@ -82,7 +82,7 @@ def test_reasons_are_given_in_plain_words(reason: str, expected: str) -> None:
 
 
 def test_every_state_and_reason_makes_one_line() -> None:
-    for state in State:
+    for state in JobState:
         for reason in ("", "None", *REASONS, "a\nb"):
             line = describe_state(Job(1, "n", state, reason=reason, restarts=2))
             assert line and "\n" not in line
@@ -90,15 +90,17 @@ def test_every_state_and_reason_makes_one_line() -> None:
 
 def test_a_job_cancelled_while_pending_is_reported_as_such() -> None:
     at = datetime(2026, 11, 20)
-    assert describe_state(Job(1, "n", State.CANCELLED, start=at, end=at)) == "was cancelled before it started"
+    assert (
+        describe_state(Job(1, "n", JobState.CANCELLED, start=at, end=at)) == "was cancelled before it started"
+    )
     # That had nodes for less than the second that Slurm counts in.
-    ran = Job(1, "n", State.CANCELLED, start=at, end=at, node_list="n1")
+    ran = Job(1, "n", JobState.CANCELLED, start=at, end=at, node_list="n1")
     assert describe_state(ran) == "was cancelled"
 
 
 def test_a_dependent_job_cancelled_by_its_user_is_not_attributed_to_slurm() -> None:
     at = datetime(2026, 11, 20)
-    job = Job(1, "n", State.CANCELLED, reason="Dependency", start=at, end=at)
+    job = Job(1, "n", JobState.CANCELLED, reason="Dependency", start=at, end=at)
     assert describe_state(job) == "was cancelled before it started"
 
 
@@ -107,9 +109,9 @@ def test_failed_nodes_are_those_blamed_and_the_jobs_own_broken_ones(recorded: Re
     assert failed_nodes(jobs["nodefail"]) == failed_nodes(jobs["requeued"]) == ("c401-003",)
     assert failed_nodes(jobs["timeout"]) == ()
     broken = parse_sinfo(recorded("sinfo"))
-    job = Job(1, "n", State.NODE_FAIL, node_list="node[1-3]")
+    job = Job(1, "n", JobState.NODE_FAIL, node_list="node[1-3]")
     assert failed_nodes(job, broken) == ("node3",)
-    assert failed_nodes(Job(1, "n", State.FAILED, node_list="node[1-3]"), broken) == ()
+    assert failed_nodes(Job(1, "n", JobState.FAILED, node_list="node[1-3]"), broken) == ()
 
 
 @pytest.mark.parametrize("seconds", [60, 3600, 86_400, 183_840, 30 * 86_400])

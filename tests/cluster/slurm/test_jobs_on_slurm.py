@@ -18,17 +18,17 @@ from caffe_recipes.cluster.launchers import LAUNCHERS
 from caffe_recipes.cluster.launchers.launcher import RankLaunch
 from caffe_recipes.cluster.slurm import sbatch as slurm_sbatch
 from caffe_recipes.cluster.slurm.calls import ASK_S, SchedulerAway, check_sbatch
-from caffe_recipes.cluster.slurm.jobs import Job, State, describe_state, failed_nodes
+from caffe_recipes.cluster.slurm.jobs import Job, JobState, describe_state, failed_nodes
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions, find_jobs
 from caffe_recipes.cluster.slurm.sbatch import (
     Refused,
-    Request,
     Submitted,
     Unsure,
     cancel_jobs,
     find_submission,
-    submit,
+    submit_job,
 )
+from caffe_recipes.cluster.slurm.sbatch_options import JobRequest
 from caffe_recipes.cluster.ssh import SshHost
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.slurm import Slurm
@@ -54,14 +54,14 @@ class Site:
         self.head = SshHost("head", slurm.cluster.ssh)
         self.folder.mkdir()
 
-    def request(self, script: str, name: str = "a", **settings: Any) -> Request:  # noqa: ANN401
+    def request(self, script: str, name: str = "a", **settings: Any) -> JobRequest:  # noqa: ANN401
         path = self.folder / "script.sh"
         path.write_text(f"#!/bin/sh\n{script}\n")
         options = (f"--chdir={self.folder}", "--output=out-%j", *settings.pop("options", ()))
-        return Request(str(path), name, options=options, **settings)
+        return JobRequest(str(path), name, options=options, **settings)
 
     def submit(self, script: str, name: str = "a", **settings: Any) -> int:  # noqa: ANN401
-        answer = submit(self.head, self.request(script, name, **settings))
+        answer = submit_job(self.head, self.request(script, name, **settings))
         assert isinstance(answer, Submitted), answer
         return answer.job_id
 
@@ -83,20 +83,20 @@ def site(slurm4: Slurm, tmp_path: Path) -> Iterator[Site]:
 def test_a_job_is_found_while_it_waits_and_runs_and_after_its_end(site: Site) -> None:
     check_sbatch(site.head)
     blocking = site.submit("exec sleep 600", nodes=4, options=["--exclusive"])
-    site.slurm.wait_for(blocking, State.RUNNING)
+    site.slurm.wait_for(blocking, JobState.RUNNING)
     name = "chain-0123456789abcdef"
     waiting = site.submit("until test -e go; do sleep 0.1; done", name, nodes=4, time_s=90)
     found = find_submission(site.head, name)
     assert found is not None
-    assert (found.job_id, found.state, found.limit_s) == (waiting, State.PENDING, 120)
+    assert (found.job_id, found.state, found.limit_s) == (waiting, JobState.PENDING, 120)
     assert describe_state(found).startswith("waits: ")
     cancel_jobs(site.head, [blocking])
-    site.slurm.wait_for(waiting, State.RUNNING)
+    site.slurm.wait_for(waiting, JobState.RUNNING)
     job = site.find(waiting)
     assert (job.name, job.nodes, job.node_list, job.partition) == (name, 4, "node[1-4]", "debug")
     assert job.stdout == f"{site.folder}/out-{waiting}"
     (site.folder / "go").touch()
-    site.slurm.wait_for(waiting, State.COMPLETED)
+    site.slurm.wait_for(waiting, JobState.COMPLETED)
     assert [job.job_id for job in find_jobs(site.head, ids=[waiting, 99999], names=[name])] == [waiting]
     assert find_submission(site.head, "chain") is None
     assert describe_state(site.find(blocking)) == "was cancelled"
@@ -125,10 +125,10 @@ def test_a_failed_job_reports_its_exit_code_and_its_dependents_are_cancelled(sit
     third = site.submit("exit 0", "c", dependency=second)
     assert site.find(second).reason == "Dependency"
     site.slurm.cluster.run("head", ["scontrol", "release", str(first)])
-    failed = site.slurm.wait_for(first, State.FAILED)
+    failed = site.slurm.wait_for(first, JobState.FAILED)
     assert describe_state(failed) == "has failed with exit code 3; see its log"
     for job_id in (second, third):
-        site.slurm.wait_for(job_id, State.CANCELLED)
+        site.slurm.wait_for(job_id, JobState.CANCELLED)
         assert "a job that it depends on failed" in describe_state(site.find(job_id))
 
 
@@ -138,7 +138,7 @@ def test_the_ranks_that_srun_starts_have_all_cores_of_their_nodes(site: Site) ->
     # What a recipe's script asks for; more than its threads are MLSL's servers, and those of the system.
     asked = ["--exclusive", "--ntasks-per-node=2", "--cpus-per-task=2", "--nodelist=node[1-2]"]
     job_id = site.submit(shlex.join(argv), nodes=2, options=asked)
-    site.slurm.wait_for(job_id, State.COMPLETED)
+    site.slurm.wait_for(job_id, JobState.COMPLETED)
     lines = sorted(line for line in site.output(job_id).splitlines() if not line.startswith("srun: "))
     assert lines == ["0: node2 8", "1: node2 8", "2: node1 8", "3: node1 8"]
 
@@ -147,7 +147,7 @@ def test_arguments_and_variables_reach_the_script_unchanged(site: Site) -> None:
     script = 'printf "%s\\n" "$@" "$CR_VALUE" "$SLURM_JOB_NAME"'
     name = HOSTILE.replace("é", "e")
     job_id = site.submit(script, name, arguments=("-q", HOSTILE), environment={"CR_VALUE": HOSTILE})
-    site.slurm.wait_for(job_id, State.COMPLETED)
+    site.slurm.wait_for(job_id, JobState.COMPLETED)
     assert site.output(job_id).splitlines() == ["-q", HOSTILE, HOSTILE, name]
     assert not (site.folder / "pwned").exists()
     found = find_submission(site.head, name)
@@ -157,36 +157,36 @@ def test_arguments_and_variables_reach_the_script_unchanged(site: Site) -> None:
 
 def test_a_requeued_job_waits_and_reports_its_restarts(site: Site) -> None:
     job_id = site.submit('test "$SLURM_RESTART_COUNT" || exec sleep 600', options=["--requeue"])
-    site.slurm.wait_for(job_id, State.RUNNING)
+    site.slurm.wait_for(job_id, JobState.RUNNING)
     site.slurm.cluster.run("head", ["scontrol", "requeue", str(job_id)])
-    waiting = site.slurm.wait_for(job_id, State.PENDING)
+    waiting = site.slurm.wait_for(job_id, JobState.PENDING)
     assert describe_state(waiting).startswith("waits to start again (requeued once so far): its begin time")
-    job = site.slurm.wait_for(job_id, State.COMPLETED)
+    job = site.slurm.wait_for(job_id, JobState.COMPLETED)
     assert job.restarts == 1
 
 
 def test_a_time_limit_ends_a_job_and_is_reported(site: Site) -> None:
     job_id = site.submit("exec sleep 600", time_s=60, options=["--no-requeue"])
-    site.slurm.wait_for(job_id, State.RUNNING)
+    site.slurm.wait_for(job_id, JobState.RUNNING)
     site.slurm.end_soon(job_id)
-    job = site.slurm.wait_for(job_id, State.TIMEOUT)
+    job = site.slurm.wait_for(job_id, JobState.TIMEOUT)
     assert describe_state(job).startswith("was terminated at its time limit of 1 min; submit again")
 
 
 def test_a_signal_reaches_only_the_script_and_an_ended_job_is_ignored(site: Site) -> None:
     script = "trap 'echo told; exit 0' USR1; touch up; while :; do sleep 0.1; done"
     job_id = site.submit(script)
-    site.slurm.wait_for(job_id, State.RUNNING)
+    site.slurm.wait_for(job_id, JobState.RUNNING)
     deadline = time.monotonic() + 20
     while not (site.folder / "up").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     cancel_jobs(site.head, [job_id], signal="USR1", batch=True)
-    site.slurm.wait_for(job_id, State.COMPLETED)
+    site.slurm.wait_for(job_id, JobState.COMPLETED)
     assert site.output(job_id) == "told\n"
     cancel_jobs(site.head, [job_id, 99999])
     cancel_jobs(site.head, [job_id, 99999], signal="USR1", batch=True)
-    assert site.find(job_id).state is State.COMPLETED
+    assert site.find(job_id).state is JobState.COMPLETED
 
 
 def test_a_request_that_slurm_would_refuse_is_reported_and_not_submitted(site: Site) -> None:
@@ -200,10 +200,10 @@ def test_a_request_that_slurm_would_refuse_is_reported_and_not_submitted(site: S
 
 
 def test_a_request_that_slurm_refuses_is_not_submitted(site: Site) -> None:
-    answer = submit(site.head, site.request("exit 0", "refused", partition="nope"))
+    answer = submit_job(site.head, site.request("exit 0", "refused", partition="nope"))
     assert isinstance(answer, Refused)
     assert "Invalid partition name specified" in answer.text
-    assert isinstance(submit(site.head, Request("/none/such.sh", "refused")), Refused)
+    assert isinstance(submit_job(site.head, JobRequest("/none/such.sh", "refused")), Refused)
     assert find_submission(site.head, "refused") is None
 
 
@@ -228,7 +228,7 @@ def test_an_unreachable_controller_is_reported_and_its_jobs_are_found_once_it_is
         with pytest.raises(SchedulerAway, match="Unable to contact slurm controller"):
             find_jobs(site.head, ids=[job_id])
         assert time.monotonic() - began < ASK_S + 5
-        answer = submit(site.head, site.request("exit 0", "meanwhile"))
+        answer = submit_job(site.head, site.request("exit 0", "meanwhile"))
         assert isinstance(answer, Unsure)
         with pytest.raises(SchedulerAway):
             cancel_jobs(site.head, [job_id])
@@ -243,7 +243,7 @@ def test_a_job_may_be_accepted_although_sbatch_timed_out(site: Site) -> None:
     try:
         with pytest.raises(SchedulerAway):
             find_jobs(site.head, names=["taken"])
-        answer = submit(site.head, site.request("exit 0", "taken"))
+        answer = submit_job(site.head, site.request("exit 0", "taken"))
     finally:
         site.slurm.thaw_controller()
     assert isinstance(answer, Unsure)
@@ -251,7 +251,7 @@ def test_a_job_may_be_accepted_although_sbatch_timed_out(site: Site) -> None:
     while (found := find_submission(site.head, "taken")) is None:
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    site.slurm.wait_for(found.job_id, State.COMPLETED)
+    site.slurm.wait_for(found.job_id, JobState.COMPLETED)
 
 
 def test_a_node_that_fails_is_named_and_excluded_from_the_next_try(
@@ -262,14 +262,14 @@ def test_a_node_that_fails_is_named_and_excluded_from_the_next_try(
         site = Site(slurm, cluster.shared / tmp_path.name)
         # node1 runs the script, and so reports the end
         job_id = site.submit("exec sleep 600", nodes=2, options=["--no-requeue"])
-        slurm.wait_for(job_id, State.RUNNING)
+        slurm.wait_for(job_id, JobState.RUNNING)
         cluster.crash("node2")
-        job = slurm.wait_for(job_id, State.NODE_FAIL, within_s=120)
+        job = slurm.wait_for(job_id, JobState.NODE_FAIL, within_s=120)
         assert "failed; submit again without that node" in describe_state(job)
         failed = failed_nodes(job, ask_node_groups(site.head))
         assert failed == ("node2",)
         again = site.submit("hostname", exclude=failed)
-        slurm.wait_for(again, State.COMPLETED)
+        slurm.wait_for(again, JobState.COMPLETED)
         assert site.output(again) == "node1\n"
         site.head.close()
     assert cluster.leftovers() == {}

@@ -9,7 +9,7 @@ import pytest
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.slurm.answers import parse_scontrol_jobs
 from caffe_recipes.cluster.slurm.calls import NoCommand, SchedulerAway, check_sbatch
-from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.jobs import JobState
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions, find_jobs
 from caffe_recipes.errors import ClusterError, CommandTimedOut
 from tests.stand_in_host import StandInHost
@@ -57,7 +57,7 @@ def answer_by_job(recorded: str) -> Callable[[tuple[str, ...]], Completed]:
 def test_jobs_are_found_by_number_in_their_longest_form_the_last_first(recorded: Recorded) -> None:
     slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), squeue=rows_of(recorded))
     jobs = find_jobs(slurm.host, ids=[4714, 4717, 99])
-    assert [(job.job_id, job.state) for job in jobs] == [(4717, State.PENDING), (4714, State.TIMEOUT)]
+    assert [(job.job_id, job.state) for job in jobs] == [(4717, JobState.PENDING), (4714, JobState.TIMEOUT)]
     assert jobs[0].dependency == "afterok:4715(failed)"
 
 
@@ -150,7 +150,7 @@ def test_accounting_knows_jobs_that_the_controller_has_forgotten_and_who_cancell
     jobs = {job.job_id: job for job in find_jobs(slurm.host, ids=[4719, 4740, 4714])}
     assert jobs[4719].cancelled_by == 1000
     assert jobs[4719].exit_code == 0
-    assert jobs[4740].state is State.PREEMPTED
+    assert jobs[4740].state is JobState.PREEMPTED
     (asked,) = (command for command in slurm.asked if command[0] == "sacct")
     assert "--jobs=4719,4740" in asked, "one that is told whole needs no second asking"
 
@@ -158,7 +158,7 @@ def test_accounting_knows_jobs_that_the_controller_has_forgotten_and_who_cancell
 def test_accounting_is_queried_for_the_last_30_days_of_a_name(recorded: Recorded) -> None:
     slurm = Answers(sacct=Completed(0, recorded("sacct"), ""))
     (job,) = find_jobs(slurm.host, names=["oom | with a bar"])
-    assert job.state is State.OUT_OF_MEMORY
+    assert job.state is JobState.OUT_OF_MEMORY
     assert "--starttime=now-30days" in slurm.asked[-1]
 
 
@@ -172,7 +172,7 @@ def test_an_accounting_outage_matters_only_for_jobs_unknown_to_the_controller(re
     away = Completed(1, "", "sacct: error: Problem talking to the database: Connection refused\n")
     slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), sacct=away, squeue=rows_of(recorded))
     (job,) = find_jobs(slurm.host, ids=[4719])
-    assert (job.state, job.cancelled_by) == (State.CANCELLED, None)
+    assert (job.state, job.cancelled_by) == (JobState.CANCELLED, None)
     with pytest.raises(SchedulerAway, match="Problem talking to the database") as caught:
         find_jobs(slurm.host, ids=[4719, 99])
     assert caught.value.known == (job,), "what the controller tells is known nevertheless"

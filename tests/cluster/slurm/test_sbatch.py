@@ -9,18 +9,17 @@ from caffe_recipes.cluster.slurm import sbatch as slurm_sbatch
 from caffe_recipes.cluster.slurm.calls import SchedulerAway
 from caffe_recipes.cluster.slurm.sbatch import (
     Refused,
-    Request,
     Submitted,
     Unsure,
     cancel_jobs,
     find_submission,
-    sbatch_argv,
-    submit,
+    submit_job,
 )
+from caffe_recipes.cluster.slurm.sbatch_options import JobRequest, sbatch_argv
 from caffe_recipes.errors import ClusterError, HostFailed
 from tests.stand_in_host import StandInHost
 
-REQUEST = Request("jobs/digits/chain.sbatch", "chain-0123456789abcdef")
+REQUEST = JobRequest("jobs/digits/chain.sbatch", "chain-0123456789abcdef")
 HOSTILE = ["a b", "'", '"', "$(reboot)", "`reboot`", "; reboot", "-n", "--wrap=reboot", "*", "\\", "é", "a,b"]
 
 
@@ -29,7 +28,7 @@ def answering(code: int, stdout: str = "", stderr: str = "") -> StandInHost:
 
 
 def test_every_setting_is_one_word_before_the_script() -> None:
-    request = Request(
+    request = JobRequest(
         script="chain.sbatch",
         name="chain-1",
         partition="normal",
@@ -60,7 +59,7 @@ def test_a_test_submits_nothing() -> None:
 
 def test_a_job_inherits_nothing_of_the_one_that_it_is_submitted_in() -> None:
     host = StandInHost("login1", lambda argv, stdin: Completed(0, "12\n", ""))
-    submit(host, REQUEST)
+    submit_job(host, REQUEST)
     slurm_sbatch.try_submission(host, REQUEST)
     for argv, _ in host.asked:
         before = argv[: argv.index("sbatch")]
@@ -71,7 +70,7 @@ def test_a_job_inherits_nothing_of_the_one_that_it_is_submitted_in() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_strings_stay_one_word_each(text: str) -> None:
-    request = Request(
+    request = JobRequest(
         text, text, text, text, text, text, mail_user=text, environment={"A": text}, arguments=(text,)
     )
     argv = sbatch_argv(request)
@@ -84,30 +83,30 @@ def test_hostile_strings_stay_one_word_each(text: str) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        Request("", "chain"),
-        Request("chain.sbatch", ""),
-        Request("chain.sbatch", "two\nlines"),
-        Request("chain.sbatch", "chain", options=("other.sbatch",)),
-        Request("chain.sbatch", "chain", environment={"A B": ""}),
-        Request("chain.sbatch", "chain", environment={"-u": ""}),
-        Request("chain.sbatch", "chain", exclude=("node1,node2",)),
-        Request("chain.sbatch", "chain", time_s=0),
+        JobRequest("", "chain"),
+        JobRequest("chain.sbatch", ""),
+        JobRequest("chain.sbatch", "two\nlines"),
+        JobRequest("chain.sbatch", "chain", options=("other.sbatch",)),
+        JobRequest("chain.sbatch", "chain", environment={"A B": ""}),
+        JobRequest("chain.sbatch", "chain", environment={"-u": ""}),
+        JobRequest("chain.sbatch", "chain", exclude=("node1,node2",)),
+        JobRequest("chain.sbatch", "chain", time_s=0),
     ],
 )
-def test_ambiguous_settings_are_refused_before_anything_is_run(request_: Request) -> None:
+def test_ambiguous_settings_are_refused_before_anything_is_run(request_: JobRequest) -> None:
     host = answering(0, "7\n")
     with pytest.raises(ClusterError):
-        submit(host, request_)
+        submit_job(host, request_)
     assert host.asked == []
 
 
 def test_the_cluster_that_took_a_job_is_known() -> None:
-    assert submit(answering(0, "4711;cm4\n"), REQUEST) == Submitted(4711, "cm4")
+    assert submit_job(answering(0, "4711;cm4\n"), REQUEST) == Submitted(4711, "cm4")
 
 
 @pytest.mark.parametrize("stdout", ["4711\n", "Welcome to the machine\n--> ok\n4711\n"])
 def test_a_number_alone_on_its_line_is_a_job(stdout: str) -> None:
-    assert submit(answering(0, stdout), REQUEST) == Submitted(4711)
+    assert submit_job(answering(0, stdout), REQUEST) == Submitted(4711)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,7 @@ def test_a_number_alone_on_its_line_is_a_job(stdout: str) -> None:
     ],
 )
 def test_a_refusal_of_slurm_is_reported_in_one_line(code: int, stderr: str, text: str) -> None:
-    assert submit(answering(code, "", stderr), REQUEST) == Refused(text)
+    assert submit_job(answering(code, "", stderr), REQUEST) == Refused(text)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_a_refusal_of_slurm_is_reported_in_one_line(code: int, stderr: str, text
     ],
 )
 def test_anything_else_without_a_number_may_have_been_submitted(code: int, stdout: str, stderr: str) -> None:
-    answer = submit(answering(code, stdout, stderr), REQUEST)
+    answer = submit_job(answering(code, stdout, stderr), REQUEST)
     assert isinstance(answer, Unsure)
     assert answer.text
     assert "\n" not in answer.text
@@ -153,15 +152,15 @@ def test_anything_else_without_a_number_may_have_been_submitted(code: int, stdou
 
 def test_a_submission_is_never_tried_twice() -> None:
     host = answering(1, "", "sbatch: error: Batch job submission failed: Socket timed out\n")
-    submit(host, REQUEST)
+    submit_job(host, REQUEST)
     assert len(host.asked) == 1
 
 
 def test_a_host_that_was_never_reached_submitted_nothing() -> None:
     gone = HostFailed("login1", "does not answer", "check it")
-    assert submit(StandInHost("login1", fault=gone), REQUEST) == Refused(str(gone))
+    assert submit_job(StandInHost("login1", fault=gone), REQUEST) == Refused(str(gone))
     lacking = answering(127, "", "env: 'sbatch': No such file or directory\n")
-    answer = submit(lacking, REQUEST)
+    answer = submit_job(lacking, REQUEST)
     assert isinstance(answer, Refused)
     assert "sbatch not found on its PATH" in answer.text
 

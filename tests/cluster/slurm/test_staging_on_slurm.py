@@ -9,7 +9,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.jobs import JobState
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.slurm import Slurm
 
@@ -47,7 +47,7 @@ def test_sbcast_copies_an_lmdb_to_every_node_and_fills_in_a_missing_copy(
     argv = ["sbatch", "--parsable", "-N4", f"--chdir={folder}", "--output=out", str(folder / "job.sh")]
     submitted = cluster.run("head", argv, env={"XDG_CACHE_HOME": str(folder / "cache")})
     try:
-        slurm4.wait_for(int(submitted.stdout), State.COMPLETED)
+        slurm4.wait_for(int(submitted.stdout), JobState.COMPLETED)
     finally:
         output = (folder / "out").read_text()
         print(output)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.jobs import JobState
 from tests.cluster.faults.faulty_chain import PHASES
 from tests.cluster.slurm.submitted_chain import COMMAND, SubmittedChain
 
@@ -52,7 +52,7 @@ def test_each_phase_trains_in_a_job_of_its_own_and_the_one_that_fails_takes_the_
 ) -> None:
     chain.behave(cyc1="nan")
     last = chain.submit("--split")
-    assert chain.wait_for_end(last).state is State.CANCELLED
+    assert chain.wait_for_end(last).state is JobState.CANCELLED
     first, second, _ = [each.job_id for each in chain.submissions()]
     assert chain.launched() == ["init", "cyc1"]
     output = chain.call("status", "recipe.yaml")
@@ -74,7 +74,7 @@ def test_a_chain_submitted_again_after_scancel_resumes_at_the_third_phase(chain:
     job_id = chain.submit_amid("last")
     kept = {path: path.stat().st_mtime_ns for path in (chain.run_folder / "snapshots").iterdir()}
     chain.slurm.cluster.run("head", ["scancel", str(job_id)])
-    assert chain.wait_for_end(job_id).state is State.CANCELLED
+    assert chain.wait_for_end(job_id).state is JobState.CANCELLED
     assert f"{job_id} was cancelled" in chain.call("status", "recipe.yaml")
     chain.behave()
     again = chain.submit()
@@ -117,7 +117,7 @@ def test_cancel_removes_pending_jobs_and_the_running_one_keeps_a_snapshot(
     chain.release()
     cancelling.finish()
     ends = {chain.wait_for_end(job_id).state for job_id in (running, *waiting)}
-    assert ends <= {State.CANCELLED, State.FAILED}
+    assert ends <= {JobState.CANCELLED, JobState.FAILED}
     assert {each.outcome for each in chain.submissions()} == {"cancelled"}
     output = chain.call("status", "recipe.yaml")
     assert re.search(r"state +interrupted", output)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.jobs import JobState
 from caffe_recipes.run.submit.submissions import load_submissions, submissions_path
 from tests.cluster.harness.slurm import Slurm
 from tests.cluster.tensorflow_root import MPI, TensorFlowRoot, needs_tensorflow
@@ -38,7 +38,7 @@ def test_a_submitted_run_trains_and_is_evaluated(slurm4: Slurm, tmp_path: Path) 
         assert time.monotonic() < until, Path(submission.output).read_text()[-4000:]
         time.sleep(0.5)
     output = Path(submission.output).read_text()
-    assert slurm4.job(submission.job_id).state is State.COMPLETED, output[-4000:]
+    assert slurm4.job(submission.job_id).state is JobState.COMPLETED, output[-4000:]
     made.check_finished(40)
     assert json.loads(call("status", "recipe.yaml", "--json"))["state"] == "finished"
     trained = [node for node in slurm4.cluster.nodes if made.files_on(node)]

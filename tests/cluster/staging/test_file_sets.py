@@ -12,7 +12,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging import How, file_sets
+from caffe_recipes.cluster.staging import Way, file_sets
 from caffe_recipes.cluster.staging.file_sets import (
     FileSet,
     SetFile,
@@ -74,7 +74,7 @@ class Place:
     env: StagingEnv
 
     def stage(
-        self, how: How | None = "copy", hosts: Sequence[SetHost] | None = None
+        self, how: Way | None = "copy", hosts: Sequence[SetHost] | None = None
     ) -> tuple[StagedHost, ...]:
         return stage(hosts or self.hosts, self.files, replace(self.env, how=how))
 
@@ -109,7 +109,7 @@ def assert_whole(place: Place) -> None:
 
 
 @pytest.mark.parametrize("how", ["copy", "ssh"])
-def test_each_host_gets_its_own_files_whole_and_a_second_time_nothing(place: Place, how: How) -> None:
+def test_each_host_gets_its_own_files_whole_and_a_second_time_nothing(place: Place, how: Way) -> None:
     assert place.stage(how) == SENT
     assert_whole(place)
     before = [(path, path.stat().st_ino) for host in place.hosts for path in host.records.iterdir()]
@@ -247,7 +247,7 @@ def test_a_folder_that_others_can_write_to_is_refused(place: Place) -> None:
 
 @pytest.mark.promise("what changed in transit is not used")
 @pytest.mark.parametrize("how", ["copy", "ssh"])
-def test_a_source_that_differs_from_its_manifest_is_never_put_in_place(place: Place, how: How) -> None:
+def test_a_source_that_differs_from_its_manifest_is_never_put_in_place(place: Place, how: Way) -> None:
     (place.files.source / NAMES[2]).write_bytes(bytes(1002))
     placed = place.stage(how)
     what = f"{NAMES[2]}: the digest of the copy differs from the source's"

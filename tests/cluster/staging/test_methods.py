@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.staging import How
+from caffe_recipes.cluster.staging import Way
 from caffe_recipes.cluster.staging.file_sets import FileSet, FoundFile, NodeState, SetFile, SourceFile
 from caffe_recipes.cluster.staging.methods import (
     ChainOrder,
     CopyRates,
     StagingPlan,
-    plan_chain,
+    order_chain,
     plan_staging,
     render_plan,
 )
@@ -39,8 +39,8 @@ def lmdb_on(*states: NodeState) -> FileSet:
 def plan(
     *states: NodeState,
     rates: CopyRates | None = None,
-    how: How | None = None,
-    unavailable: dict[How, str] | None = None,
+    how: Way | None = None,
+    unavailable: dict[Way, str] | None = None,
 ) -> StagingPlan:
     return plan_staging(
         states,
@@ -135,7 +135,7 @@ def test_the_plan_is_printed_with_the_model_and_the_choice() -> None:
 
 
 def order(missing: list[NodeState], landed: tuple[str, ...] = ()) -> ChainOrder:
-    return plan_chain(lmdb_on(*missing), DATA, missing, landed, "head")
+    return order_chain(lmdb_on(*missing), DATA, missing, landed, "head")
 
 
 def test_the_chain_keeps_the_hostfiles_order_behind_the_first_host_that_sees_the_source() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, Landing, file_digest
+from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, Landing, digest_open_file
 
 PART = ".data.mdb.part-1"
 CONTENT = os.urandom(1000) * (2 * BLOCK_BYTES // 1000) + b"tail"
@@ -31,7 +31,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def digest_of(content: bytes, tmp_path: Path) -> str:
     (tmp_path / "whole").write_bytes(content)
     with (tmp_path / "whole").open("rb") as file:
-        return file_digest(file.fileno(), len(content))
+        return digest_open_file(file.fileno(), len(content))
 
 
 def fill(landing: Landing, content: bytes, start: int = 0, chunk: int = 1_000_003) -> None:

@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
-from caffe_recipes.cluster.staging import How
+from caffe_recipes.cluster.staging import Way
 from caffe_recipes.cluster.staging.file_sets import (
     NodeState,
     find_source,
@@ -78,8 +78,8 @@ def assert_whole(host: FolderHost) -> None:
     assert names_in(host.lmdb) == [STAMP, "data.mdb"]
 
 
-@pytest.mark.parametrize("how", [way for way in get_args(How) if way != "sbcast"])
-def test_each_way_puts_a_whole_lmdb_of_our_own_on_every_host(world: World, how: How) -> None:
+@pytest.mark.parametrize("how", [way for way in get_args(Way) if way != "sbcast"])
+def test_each_way_puts_a_whole_lmdb_of_our_own_on_every_host(world: World, how: Way) -> None:
     assert stage_lmdb(world.hosts, LMDB, world.source, replace(world.env, how=how)) == SENT
     for host in world.hosts:
         assert_whole(host)
@@ -111,7 +111,7 @@ def test_nodes_copy_while_the_source_is_hashed_and_verify_when_its_digest_is_kno
 
 
 @pytest.mark.parametrize("how", ["copy", "chain", "ssh"])
-def test_a_second_run_sends_nothing_and_a_third_fills_only_what_is_missing(world: World, how: How) -> None:
+def test_a_second_run_sends_nothing_and_a_third_fills_only_what_is_missing(world: World, how: Way) -> None:
     env = replace(world.env, how=how)
     stage_lmdb(world.hosts, LMDB, world.source, env)
     before = [(host.lmdb / "data.mdb").stat() for host in world.hosts]
@@ -279,7 +279,7 @@ def test_a_path_that_means_another_folder_on_each_host_is_refused(world: World, 
     "lmdb", ["/node/a 'b' \"c\"", "/node/$(touch x)`id`", "/node/-rf", "/node/a\nb", "/node/é*?"]
 )
 @pytest.mark.parametrize("how", ["copy", "chain"])
-def test_any_character_in_a_path_is_taken_literally(world: World, lmdb: str, how: How) -> None:
+def test_any_character_in_a_path_is_taken_literally(world: World, lmdb: str, how: Way) -> None:
     host = world.hosts[0]
     assert stage_lmdb([host], lmdb, world.source, replace(world.env, how=how)) == SENT[:1]
     assert (Path(f"{host.folder}{lmdb}") / "data.mdb").read_bytes() == CONTENT
@@ -288,7 +288,7 @@ def test_any_character_in_a_path_is_taken_literally(world: World, lmdb: str, how
 
 
 @pytest.mark.parametrize("how", ["copy", "chain"])
-def test_the_source_is_hashed_once_and_again_when_it_changes(world: World, how: How) -> None:
+def test_the_source_is_hashed_once_and_again_when_it_changes(world: World, how: Way) -> None:
     os.utime(world.source / "data.mdb", ns=(10**18, 10**18))
     cache = world.env.cache
     assert cache is not None

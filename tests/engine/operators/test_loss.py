@@ -13,7 +13,7 @@ from torch import Tensor
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.engine.operators.loss import OPERATORS, LabelError
-from caffe_recipes.engine.operators.operator import Forward, Shapes
+from caffe_recipes.engine.operators.operator import Forward, TensorShapes
 from caffe_recipes.errors import InputError, RunFailed
 
 LOGITS = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32))
@@ -24,7 +24,7 @@ def set_up(text: str, *bottoms: Tensor, tops: int = 1, phase: pb.Phase = pb.TRAI
     layer = parse_prototxt(f'name: "l" {text}', pb.LayerParameter)
     layer.phase = phase
     layer.top.extend("ab"[:tops])
-    return OPERATORS[layer.type](layer, Shapes(tuple(tuple(b.shape) for b in bottoms), (), ()))
+    return OPERATORS[layer.type](layer, TensorShapes(tuple(tuple(b.shape) for b in bottoms), (), ()))
 
 
 def value(text: str, *bottoms: Tensor) -> float:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import format_prototxt, parse_prototxt, render_prototxt
 from caffe_recipes.review.diff import messages as diff_messages_module
-from caffe_recipes.review.diff.messages import diff_messages, fingerprint
+from caffe_recipes.review.diff.messages import diff_messages, meaning_bytes
 
 examples = settings(max_examples=80, database=None, derandomize=True)
 CLASSES = (
@@ -98,8 +98,8 @@ def test_a_message_equals_itself_its_text_and_its_canonical_text(message: Messag
 @given(st.data(), messages())
 def test_nothing_is_found_exactly_where_the_meaning_is_equal(data: st.DataObject, old: Message) -> None:
     new = data.draw(further(old))
-    assert (diff_messages(old, new) == []) == (fingerprint(old) == fingerprint(new))
-    assert (diff_messages(new, old) == []) == (fingerprint(old) == fingerprint(new))
+    assert (diff_messages(old, new) == []) == (meaning_bytes(old) == meaning_bytes(new))
+    assert (diff_messages(new, old) == []) == (meaning_bytes(old) == meaning_bytes(new))
 
 
 @examples
@@ -171,7 +171,7 @@ def test_a_block_that_caffe_asks_for_is_distinguished_from_its_absence(
     for old in ("", without):
         assert lines(old, with_it, pb.LayerParameter) == [f"{outer}.{field} {absent} -> {block}"]
         assert lines(with_it, old, pb.LayerParameter) == [f"{outer}.{field} {block} -> {absent}"]
-    a, b = (fingerprint(parse_prototxt(text, pb.LayerParameter)) for text in (without, with_it))
+    a, b = (meaning_bytes(parse_prototxt(text, pb.LayerParameter)) for text in (without, with_it))
     assert a != b
 
 
@@ -251,7 +251,7 @@ def test_a_default_that_caffe_asks_for_is_distinguished_from_its_absence(
 ) -> None:
     assert lines(old, new, pb.LayerParameter) == [line]
     assert lines(new, old, pb.LayerParameter) == [" -> ".join(flip(line))]
-    a, b = (fingerprint(parse_prototxt(text, pb.LayerParameter)) for text in (old, new))
+    a, b = (meaning_bytes(parse_prototxt(text, pb.LayerParameter)) for text in (old, new))
     assert a != b
 
 
@@ -419,7 +419,7 @@ def test_two_spellings_of_the_same_value_are_not_a_difference(
     cls: type[Message], one: str, other: str
 ) -> None:
     assert lines(one, other, cls) == lines(other, one, cls) == []
-    assert fingerprint(parse_prototxt(one, cls)) == fingerprint(parse_prototxt(other, cls))
+    assert meaning_bytes(parse_prototxt(one, cls)) == meaning_bytes(parse_prototxt(other, cls))
     assert lines(one, other, cls, defaults=True) != []
 
 

@@ -9,7 +9,7 @@ from caffe_recipes.review.inspect.curves import (
     check_axis,
     load_log_curves,
     render_curves_csv,
-    smooth,
+    running_means,
 )
 
 
@@ -88,9 +88,9 @@ def test_a_long_log_keeps_a_bounded_number_of_points(tmp_path: Path) -> None:
 
 def test_smoothing_ignores_what_is_not_finite() -> None:
     values = [1.0, 3.0] * 200
-    assert smooth(values)[200] == pytest.approx(2, abs=0.2)
+    assert running_means(values)[200] == pytest.approx(2, abs=0.2)
     values[200] = float("nan")
-    means = smooth(values)
+    means = running_means(values)
     assert means[200] != means[200] and means[201] == pytest.approx(2, abs=0.3)
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from caffe_recipes.cli.recipes import show
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe, load_recipe, parse_recipe
-from caffe_recipes.review.inspect.show import recipe_values, render_list, render_recipe, summarize_phase
+from caffe_recipes.review.inspect.show import render_list, render_recipe, shown_values, summarize_phase
 
 DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 
@@ -77,11 +77,11 @@ def test_the_xeon_phi_recipes_say_that_they_have_no_option_for_the_fabric() -> N
 def test_the_ensemble_s_members_and_its_reported_accuracy_are_reported() -> None:
     text = "\n".join(render_recipe(load_recipe("paper-f4-4096-120ep")))
     assert "\nensemble  c2, c3, c4, c5, c6; reported: top-1 77.5%\n" in text
-    ensemble = recipe_values(load_recipe("paper-f4-4096-120ep"))["ensemble"]
+    ensemble = shown_values(load_recipe("paper-f4-4096-120ep"))["ensemble"]
     assert isinstance(ensemble, dict)
     assert ensemble["members"] == ("c2", "c3", "c4", "c5", "c6")
     assert ensemble["reported"]["top1_percent"] == 77.5
-    assert recipe_values(load_recipe("digits-cyclic"))["ensemble"] is None
+    assert shown_values(load_recipe("digits-cyclic"))["ensemble"] is None
 
 
 def test_the_servers_of_mlsl_are_shown_with_their_cores_if_the_recipe_sets_them() -> None:
@@ -92,7 +92,7 @@ def test_the_servers_of_mlsl_are_shown_with_their_cores_if_the_recipe_sets_them(
     assert mlsl_line("stampede2-64n-72ep") == "2 servers per rank, on cores 39, 38, 43, 42"
     assert mlsl_line("paper-t7-8192-256n") == "2 servers per rank, on cores chosen by MLSL"
     assert mlsl_line("digits-local") is None
-    assert recipe_values(load_recipe("paper-t7-8192-256n"))["mlsl"] == {
+    assert shown_values(load_recipe("paper-t7-8192-256n"))["mlsl"] == {
         "num_servers": 2,
         "server_affinity": (),
     }
@@ -219,7 +219,7 @@ def test_a_page_lists_what_differs_from_the_source_and_what_is_derived() -> None
         "\n          epochs: published 37, here 110.9: iterations and epochs are printed as in row 1" in text
     )
     assert "main: base_lr: 0.1 for each 256 images" in text
-    values = recipe_values(load_recipe("paper-t3-12288-768n"))
+    values = shown_values(load_recipe("paper-t3-12288-768n"))
     assert values["family"] == "paper-stampede2-knl"
     assert isinstance(values["differences"], list)
     assert [one["key"] for one in values["differences"]] == [
@@ -260,7 +260,7 @@ def test_other_facts_from_the_source_of_a_run_are_on_its_page_and_in_the_list(
     for note in notes:
         assert note in page
         assert note in "\n".join(render_list([recipe]))
-    assert recipe_values(recipe)["notes"] == list(recipe.notes)
+    assert shown_values(recipe)["notes"] == list(recipe.notes)
 
 
 def test_a_recipe_with_branches_shows_the_epochs_of_each_model() -> None:

@@ -13,8 +13,8 @@ from caffe_recipes.review.inspect.show import (
     horovod_arithmetic,
     horovod_lines,
     horovod_values,
-    recipe_values,
     render_recipe,
+    shown_values,
 )
 
 RECIPE = cr.load_recipe("tf-256n-90ep")
@@ -55,9 +55,9 @@ def test_show_explains_how_each_number_is_computed() -> None:
 
 
 def test_the_values_are_json_and_none_for_other_recipes() -> None:
-    values = recipe_values(RECIPE)["tensorflow"]
+    values = shown_values(RECIPE)["tensorflow"]
     assert values == json.loads(json.dumps(horovod_values(RECIPE)))
-    assert recipe_values(cr.load_recipe("digits-local"))["tensorflow"] is None
+    assert shown_values(cr.load_recipe("digits-local"))["tensorflow"] is None
     assert list(horovod_lines(cr.load_recipe("digits-local"))) == []
 
 
@@ -91,7 +91,7 @@ def test_a_recipe_that_tensorflow_trains_is_shown_on_a_page_of_its_own() -> None
         "11.0 minutes of training at 64 images/s",
     ):
         assert shown in text
-    values = recipe_values(recipe)
+    values = shown_values(recipe)
     assert (values["trainer"], values["training_images"]) == ("tensorflow", 1438)
     assert values["tensorflow"] == json.loads(json.dumps(horovod_values(recipe)))
     assert "phases" not in values

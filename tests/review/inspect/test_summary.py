@@ -10,7 +10,7 @@ from caffe_recipes.caffe import layers as L  # noqa: N812 - as nets are written
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import render_prototxt
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
-from caffe_recipes.review.inspect.nets import load_net
+from caffe_recipes.review.inspect.nets import load_given_net
 from caffe_recipes.review.inspect.summary import Summary, SummaryOptions, read_net, render_table, summarize
 
 ROOT = Path(__file__).parents[3]
@@ -491,15 +491,15 @@ def test_a_file_without_a_net_is_one_line(tmp_path: Path, text: str, what: str) 
 def test_a_folder_stands_for_its_only_net_or_lists_its_nets(tmp_path: Path) -> None:
     write_solver(tmp_path, 'net: "a.prototxt"')
     with pytest.raises(InputError, match=r": is a folder without a net; give a net, a solver or a recipe$"):
-        load_net(str(tmp_path))
+        load_given_net(str(tmp_path))
     names = [str(tmp_path / name) for name in ("a.prototxt", "b.prototxt", "sub/c.prototxt", "sub/d.pt")]
     (tmp_path / "sub").mkdir()
     Path(names[0]).write_text(render_prototxt(L.net("a", image(1, 3, 9, 9))))
-    assert load_net(str(tmp_path)).path == names[0]
+    assert load_given_net(str(tmp_path)).path == names[0]
     for count, listed in ((2, names[:2]), (3, names[:3]), (4, [*names[:3], "..."])):
         Path(names[count - 1]).write_text(render_prototxt(L.net("b", image(1, 3, 9, 9))))
         with pytest.raises(InputError) as caught:
-            load_net(str(tmp_path))
+            load_given_net(str(tmp_path))
         message = f"{tmp_path}: is a folder with several nets; give one: {', '.join(listed)}"
         assert str(caught.value) == message
 
@@ -509,4 +509,4 @@ def test_a_recipe_takes_precedence_over_a_folder_of_its_name(
 ) -> None:
     (tmp_path / "digits-local").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert load_net("digits-local").path == "digits-local:train_val"
+    assert load_given_net("digits-local").path == "digits-local:train_val"

@@ -17,7 +17,7 @@ from caffe_recipes.review.inspect.summary import (
     SummaryOptions,
     read_net,
     render_csv,
-    render_json,
+    render_summary_json,
     render_table,
     render_wide_table,
     summarize,
@@ -60,7 +60,7 @@ def test_a_wide_table_without_a_layer_of_one_phase_has_no_column_of_phases(tmp_p
 
 
 def test_json_and_csv_hold_the_counts_of_the_summary(found: Summary) -> None:
-    data = json.loads(render_json(found))
+    data = json.loads(render_summary_json(found))
     rows = list(csv.DictReader(io.StringIO("\n".join(render_csv(found)))))
     for layer, row, one in zip(data["layers"], rows, found.layers, strict=True):
         assert (layer["name"], row["layer"]) == (one.name, one.name)
@@ -85,7 +85,7 @@ def test_unknown_values_are_a_question_mark_null_or_empty(tmp_path: Path) -> Non
     assert "2x?x?x? -> 2x4x?x?" in table
     assert "at least 0" not in table
     assert table.splitlines()[-1].startswith("unknown shapes in 2 layers: layer 'data' (Data)")
-    assert json.loads(render_json(found))["layers"][1]["parameters"] is None
+    assert json.loads(render_summary_json(found))["layers"][1]["parameters"] is None
     assert list(csv.DictReader(io.StringIO("\n".join(render_csv(found)))))[1]["parameters"] == ""
 
 
@@ -180,4 +180,4 @@ def test_names_too_long_for_the_terminal_lose_their_middle(tmp_path: Path) -> No
 
 
 def test_the_kernel_is_not_a_key_of_the_json(found: Summary) -> None:
-    assert "kernel" not in json.loads(render_json(found))["layers"][1]
+    assert "kernel" not in json.loads(render_summary_json(found))["layers"][1]

@@ -13,7 +13,7 @@ import pytest
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.pace import Shape, shape_of
+from caffe_recipes.recipe.pace import RunSize, shape_of
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.inspect.estimate_tables import estimate_values, render_estimate, render_sweep
 from caffe_recipes.review.inspect.sweep import (
@@ -56,7 +56,7 @@ def test_the_user_s_log_takes_precedence_over_the_source_and_that_over_the_table
 
 def test_the_source_chosen_for_the_recipe_s_own_shape_is_used_for_all() -> None:
     recipe = load_recipe("stampede2-448n-90ep")
-    shapes = [Shape(256, 2, 16), Shape(448, 2, 16)]
+    shapes = [RunSize(256, 2, 16), RunSize(448, 2, 16)]
     found = estimate_shapes(recipe, shapes, SpeedInputs())
     # Table VI has 256 such nodes, but not 448.
     assert [each.pace.kind for each in found] == ["minutes", "minutes"]
@@ -116,7 +116,7 @@ def test_links_that_cannot_carry_the_traffic_are_reported(recipe: Recipe) -> Non
 
 
 def test_a_reported_rate_moves_in_proportion_to_the_table_of_such_nodes(recipe: Recipe) -> None:
-    small, own = Shape(64, 2, 1), shape_of(recipe)
+    small, own = RunSize(64, 2, 1), shape_of(recipe)
     known = SpeedInputs()
     found = {each.shape: each for each in estimate_shapes(recipe, [small, own], known)}
     paces = {shape: (each.pace, each.others[0]) for shape, each in found.items()}
@@ -172,7 +172,7 @@ def test_a_log_of_anything_is_read_and_refused(recipe: Recipe, tmp_path: Path) -
 
 def test_partitions_that_do_not_take_it_as_one_job_are_named(recipe: Recipe) -> None:
     known = SpeedInputs(images_per_s=100, profile=load_profile("stampede2-skx"), by="given")
-    few, many = estimate_shapes(recipe, [shape_of(recipe), Shape(448, 2, 32)], known)
+    few, many = estimate_shapes(recipe, [shape_of(recipe), RunSize(448, 2, 32)], known)
     assert [note.partition(",")[0] for note in few.notes] == ["skx-normal runs a job for at most 48 h"]
     assert "skx-normal allows at most 128 nodes, and the recipe needs 448" in many.notes
 
@@ -223,7 +223,7 @@ def test_the_json_values_match_the_page(recipe: Recipe) -> None:
 
 
 def test_a_sweep_s_efficiency_is_a_node_s_speed_against_one_alone(recipe: Recipe) -> None:
-    shapes = [Shape(nodes, 1, 16) for nodes in (1, 256, 512, 768, 1024)]
+    shapes = [RunSize(nodes, 1, 16) for nodes in (1, 256, 512, 768, 1024)]
     known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
     text = "\n".join(render_sweep(estimate_shapes(recipe, shapes, known)))
     rows = [line.split() for line in text.splitlines()]
@@ -242,7 +242,7 @@ def test_a_sweep_s_efficiency_is_a_node_s_speed_against_one_alone(recipe: Recipe
 
 
 def test_a_sweep_without_the_speed_of_one_node_has_no_efficiency() -> None:
-    shapes = [Shape(1, 2, 32), Shape(2, 2, 32)]
+    shapes = [RunSize(1, 2, 32), RunSize(2, 2, 32)]
     text = "\n".join(
         render_sweep(estimate_shapes(load_recipe("digits-local"), shapes, SpeedInputs(images_per_s=100)))
     )
@@ -266,7 +266,7 @@ def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
 @pytest.mark.parametrize(("batch", "warns"), [(12_288, False), (24_576, True)])
 def test_a_batch_beyond_those_that_the_paper_s_epochs_hold_for_is_noted(batch: int, warns: bool) -> None:
     recipe = load_recipe("tf-256n-90ep")
-    (found,) = estimate_shapes(recipe, [Shape(256, 2, batch // 512)], SpeedInputs(images_per_s=16_400), 76)
+    (found,) = estimate_shapes(recipe, [RunSize(256, 2, batch // 512)], SpeedInputs(images_per_s=16_400), 76)
     assert (
         any("the same seems to hold for batch sizes of up to 8K to 12K" in note for note in found.notes)
         == warns
@@ -306,7 +306,7 @@ def test_an_accuracy_that_the_paper_has_no_epochs_for_is_refused(recipe: Recipe)
 
 def test_a_sweep_of_batches_alone_has_no_efficiency(recipe: Recipe) -> None:
     known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
-    text = "\n".join(render_sweep(estimate_shapes(recipe, [Shape(256, 1, 16), Shape(256, 1, 32)], known)))
+    text = "\n".join(render_sweep(estimate_shapes(recipe, [RunSize(256, 1, 16), RunSize(256, 1, 32)], known)))
     assert "efficiency" not in text
     rows = [line.split() for line in text.splitlines()]
     assert [row[3] for row in rows[2:5]] == ["images/s", "12,549", "15,059"]
@@ -314,7 +314,7 @@ def test_a_sweep_of_batches_alone_has_no_efficiency(recipe: Recipe) -> None:
 
 def test_a_sweep_reports_each_caveat_once(recipe: Recipe) -> None:
     text = "\n".join(
-        render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], SpeedInputs()))
+        render_sweep(estimate_shapes(recipe, [RunSize(n, 2, 32) for n in (64, 128, 256)], SpeedInputs()))
     )
     assert text.count("* known for 64 nodes with 64 images each, scaled by the paper's Table VI") == 1
     lines = text.splitlines()
@@ -325,7 +325,7 @@ def test_a_sweep_reports_each_caveat_once(recipe: Recipe) -> None:
 def test_a_sweep_has_each_source_once_and_its_number_in_the_rows(recipe: Recipe) -> None:
     known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
     text = "\n".join(
-        render_sweep(estimate_shapes(recipe, [Shape(n, 1, 16) for n in (256, 300, 512, 600)], known))
+        render_sweep(estimate_shapes(recipe, [RunSize(n, 1, 16) for n in (256, 300, 512, 600)], known))
     )
     lines = text.splitlines()
     assert lines[1:3] == ["speed 1: the paper's Table V", "speed 2: the paper's Table V, interpolated"]
@@ -336,9 +336,9 @@ def test_a_sweep_notes_that_rescale_keeps_the_batch_instead(recipe: Recipe) -> N
     kept = "note: images per rank are kept; `rescale` keeps the images per iteration instead"
     accuracy = "note: learning rates and accuracy at other images per iteration are not considered"
     for shapes, notes in (
-        ([Shape(64, 2, 32), Shape(128, 2, 32)], [kept, accuracy]),
-        ([Shape(64, 2, 32), Shape(64, 2, 16)], [accuracy]),
-        ([Shape(64, 2, 32), Shape(128, 2, 16)], []),
+        ([RunSize(64, 2, 32), RunSize(128, 2, 32)], [kept, accuracy]),
+        ([RunSize(64, 2, 32), RunSize(64, 2, 16)], [accuracy]),
+        ([RunSize(64, 2, 32), RunSize(128, 2, 16)], []),
     ):
         lines = render_sweep(estimate_shapes(recipe, shapes, SpeedInputs()))
         assert [line for line in lines if line in (kept, accuracy)] == notes

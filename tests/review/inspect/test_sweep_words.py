@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.pace import Shape
+from caffe_recipes.recipe.pace import RunSize
 from caffe_recipes.review.inspect.sweep import parse_sweep, sweep_shapes
 
-OWN = Shape(64, 2, 32)
+OWN = RunSize(64, 2, 32)
 
 
 def nodes_of(*sweeps: str) -> list[int]:
@@ -37,12 +37,12 @@ def test_without_a_sweep_only_the_recipe_s_own_shape_is_estimated() -> None:
 
 def test_two_keys_are_combined() -> None:
     shapes = sweep_shapes(OWN, ["batch_per_rank=16,32", "nodes=64,128"])
-    assert shapes == (Shape(64, 2, 16), Shape(128, 2, 16), Shape(64, 2, 32), Shape(128, 2, 32))
+    assert shapes == (RunSize(64, 2, 16), RunSize(128, 2, 16), RunSize(64, 2, 32), RunSize(128, 2, 32))
 
 
 def test_a_global_batch_is_shared_by_the_ranks() -> None:
     shapes = sweep_shapes(OWN, ["global_batch=4096"], nodes=[128, 64])
-    assert shapes == (Shape(64, 2, 32), Shape(128, 2, 16))
+    assert shapes == (RunSize(64, 2, 32), RunSize(128, 2, 16))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,12 @@ import json
 from dataclasses import replace
 
 from caffe_recipes.review.lint.registry import finding, load_rules
-from caffe_recipes.review.lint.report import render_findings, render_github, render_json, render_rules
+from caffe_recipes.review.lint.report import (
+    render_findings,
+    render_findings_json,
+    render_github,
+    render_rules,
+)
 
 ONE = finding(
     "join-jump",
@@ -64,7 +69,7 @@ def test_names_cannot_forge_lines() -> None:
 
 
 def test_json_holds_every_field() -> None:
-    (one,) = json.loads(render_json([ONE]))
+    (one,) = json.loads(render_findings_json([ONE]))
     assert one == {
         "id": "join-jump",
         "severity": "warning",
@@ -76,12 +81,12 @@ def test_json_holds_every_field() -> None:
         "phase": "b",
         "accepted": "",
     }
-    assert render_json([]) == "[]"
+    assert render_findings_json([]) == "[]"
 
 
 def test_json_has_text_for_what_is_not_a_number() -> None:
     odd = finding("join-jump", "a", "b", before=float("nan"), after=float("inf"))
-    (one,) = json.loads(render_json([odd]), parse_constant=lambda name: AssertionError(name))
+    (one,) = json.loads(render_findings_json([odd]), parse_constant=lambda name: AssertionError(name))
     assert one["values"] == {"before": "nan", "after": "inf"}
 
 

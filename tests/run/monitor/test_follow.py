@@ -23,7 +23,7 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
-from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, ShownRun, attach
+from caffe_recipes.run.monitor.follow import AttachOptions, FollowedRun, FollowEnv, attach
 from caffe_recipes.run.monitor.run_files import FilePiece
 from tests.cli.command_line import call_main
 from tests.run.recorded_run import EVALUATED, HERE, Event, finished, interrupted, launched, started
@@ -419,7 +419,7 @@ def test_a_state_that_was_shown_does_not_change_and_only_branches_of_the_recipe_
         values = {"time": time, "event": event, "hosts": [], **fields}
         return json.dumps(values).encode() + b"\n"
 
-    run = ShownRun("x", "runs/small-1", load_recipe(place.recipe), with_branches=True)
+    run = FollowedRun("x", "runs/small-1", load_recipe(place.recipe), with_branches=True)
     run.update([FilePiece(0, line("branched", format=1, phase="../../other", folder="x"))])
     before = run.state
     assert [each.path for each in run.requests()] == ["runs/small-1/journal.jsonl"]

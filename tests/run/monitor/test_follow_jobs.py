@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, JobState
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
@@ -31,9 +31,9 @@ from tests.run.recorded_run import (
 if TYPE_CHECKING:
     from tests.run.conftest import Place
 
-WAITS = Job(12, "small-a", State.PENDING, reason="Resources")
-RUNS = Job(12, "small-a", State.RUNNING)
-ENDED = Job(12, "small-a", State.TIMEOUT)
+WAITS = Job(12, "small-a", JobState.PENDING, reason="Resources")
+RUNS = Job(12, "small-a", JobState.RUNNING)
+ENDED = Job(12, "small-a", JobState.TIMEOUT)
 
 
 class Watcher:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, JobState
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.follow import FollowEnv
@@ -275,8 +275,8 @@ def test_with_a_job_per_phase_the_output_of_the_running_one_is_written(place: Pl
     outputs = submit_phases(place, "init", "cyc1", "last")
     for phase in ("init", "cyc1", "last"):
         outputs[phase].write_text(phase)
-    jobs = (Job(12, "small-init", State.COMPLETED), Job(13, "small-cyc1", State.RUNNING))
-    assert read_job(place, *jobs, Job(14, "small-last", State.REQUEUED)) == "cyc1"
+    jobs = (Job(12, "small-init", JobState.COMPLETED), Job(13, "small-cyc1", JobState.RUNNING))
+    assert read_job(place, *jobs, Job(14, "small-last", JobState.REQUEUED)) == "cyc1"
 
 
 def test_if_no_job_runs_the_output_of_the_last_started_one_is_written(place: Place) -> None:
@@ -289,22 +289,22 @@ def test_if_no_job_runs_the_output_of_the_last_started_one_is_written(place: Pla
 def test_the_first_pending_job_is_named(place: Place) -> None:
     submit_phases(place, "init", "cyc1")
     with pytest.raises(InputError, match=r"init.out: no such file: job 12 has not started"):
-        read_job(place, Job(12, "small-init", State.PENDING), Job(13, "small-cyc1", State.PENDING))
+        read_job(place, Job(12, "small-init", JobState.PENDING), Job(13, "small-cyc1", JobState.PENDING))
 
 
 def test_the_output_file_of_a_user_s_own_job_is_the_one_slurm_reports(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="50"), launched())
     output = place.root / "slurm-50.out"
     output.write_text("mine")
-    assert read_job(place, Job(50, "mine", State.RUNNING, stdout=str(output))) == "mine"
+    assert read_job(place, Job(50, "mine", JobState.RUNNING, stdout=str(output))) == "mine"
     submit(place).write_text("an earlier one")
-    assert read_job(place, Job(50, "mine", State.RUNNING, stdout=str(output))) == "mine"
+    assert read_job(place, Job(50, "mine", JobState.RUNNING, stdout=str(output))) == "mine"
 
 
 def test_an_output_file_unknown_to_slurm_is_one_line(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="50"), launched())
     with pytest.raises(InputError, match="small: the output file of job 50 is not known to Slurm; it"):
-        read_job(place, Job(50, "mine", State.RUNNING))
+        read_job(place, Job(50, "mine", JobState.RUNNING))
 
 
 def test_logs_reports_why_a_run_waiting_for_its_job_has_no_log(place: Place) -> None:
@@ -312,7 +312,7 @@ def test_logs_reports_why_a_run_waiting_for_its_job_has_no_log(place: Place) -> 
     reader = Reader(place)
 
     def ask(ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
-        return (Job(12, "small-a", State.PENDING, reason="Resources"),)
+        return (Job(12, "small-a", JobState.PENDING, reason="Resources"),)
 
     with pytest.raises(InputError) as caught:
         show_log(

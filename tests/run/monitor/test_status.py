@@ -16,13 +16,13 @@ import pytest
 
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm.jobs import Job, JobState
 from caffe_recipes.errors import ClusterError, HostFailed, InputError
 from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
 from caffe_recipes.run.monitor.status import (
-    RunStatus,
+    StatusEntry,
     find_status,
     find_statuses,
     status_as_json,
@@ -73,7 +73,7 @@ def submit(place: Place, *phases: str | None, job_id: int | None = 12, at_s: flo
     journal.close()
 
 
-def job(state: State, job_id: int = 12, name: str = "small-a", **more: object) -> Job:
+def job(state: JobState, job_id: int = 12, name: str = "small-a", **more: object) -> Job:
     return Job(job_id, name, state, **more)  # type: ignore[arg-type]
 
 
@@ -83,12 +83,12 @@ class StatusViewer:
     def __init__(self, place: Place, *jobs: Job) -> None:
         self.place, self.jobs = place, jobs
 
-    def all(self, ask: object = None, on: str | None = None) -> list[RunStatus]:
+    def all(self, ask: object = None, on: str | None = None) -> list[StatusEntry]:
         asked = ask or (lambda ids, names: self.jobs)
         env = FollowEnv(lambda name, copy_with: LocalHost(name), ask=asked)  # type: ignore[arg-type]
         return find_statuses(StatusOptions(str(self.place.root), on), env)
 
-    def one(self, run: str = "small", ask: object = None) -> RunStatus:
+    def one(self, run: str = "small", ask: object = None) -> StatusEntry:
         options = StatusOptions(str(self.place.root))
         env = FollowEnv(ask=ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
         return find_status(run, options, env)
@@ -279,8 +279,8 @@ def test_a_failure_that_a_run_continued_after_is_reported_among_its_details(plac
     assert "failure" not in details
 
 
-@pytest.mark.parametrize("state", [State.RUNNING, State.PENDING])
-def test_after_an_interruption_that_a_job_resumes_nothing_is_advised(place: Place, state: State) -> None:
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.PENDING])
+def test_after_an_interruption_that_a_job_resumes_nothing_is_advised(place: Place, state: JobState) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted("SIGUSR1"))
     submit(place, None)
     details = dict(status_details(StatusViewer(place, job(state)).one(), NOW_S))
@@ -291,7 +291,7 @@ def test_after_an_interruption_that_a_job_resumes_nothing_is_advised(place: Plac
 def test_an_interrupted_run_gives_the_command_that_resumes_it_once(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted("SIGTERM"))
     submit(place, None)
-    status = StatusViewer(place, job(State.CANCELLED)).one()
+    status = StatusViewer(place, job(JobState.CANCELLED)).one()
     details = dict(status_details(status, NOW_S))
     submits = RESUME_HINT.replace("run", "submit")
     assert (details["stopped"], details["next"]) == ("interrupted by SIGTERM", submits)
@@ -422,7 +422,7 @@ def test_a_process_on_an_unreachable_host_is_reported_as_unknown(place: Place) -
 
 def test_a_job_that_waits_is_reported_before_it_has_a_run(place: Place) -> None:
     submit(place, None)
-    viewer = StatusViewer(place, job(State.PENDING, reason="Resources"))
+    viewer = StatusViewer(place, job(JobState.PENDING, reason="Resources"))
     for status in (*viewer.all(), viewer.one(), viewer.one(str(place.recipe))):
         assert (status.name, status.state) == ("small", "waiting")
         assert summarize_status(status) == "job 12 waits: its nodes are still in use (Resources)"
@@ -431,14 +431,14 @@ def test_a_job_that_waits_is_reported_before_it_has_a_run(place: Place) -> None:
 def test_a_job_that_is_to_resume_a_run_is_reported_with_it(place: Place) -> None:
     write_run(place.root, place.recipe, started(), launched(), failed("init", "x"))
     submit(place, None)
-    (status,) = StatusViewer(place, job(State.PENDING, reason="Resources")).all()
+    (status,) = StatusViewer(place, job(JobState.PENDING, reason="Resources")).all()
     assert (status.name, status.state) == ("small-1", "waiting")
 
 
 def test_a_job_beside_a_finished_run_begins_another(place: Place) -> None:
     write_run(place.root, place.recipe, *WHOLE)
     submit(place, None)
-    first, second = StatusViewer(place, job(State.PENDING, reason="Resources")).all()
+    first, second = StatusViewer(place, job(JobState.PENDING, reason="Resources")).all()
     assert [(each.name, each.state) for each in (first, second)] == [
         ("small", "waiting"),
         ("small-1", "finished"),
@@ -448,7 +448,7 @@ def test_a_job_beside_a_finished_run_begins_another(place: Place) -> None:
 def test_a_run_in_a_job_on_another_host_is_running(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), log=LOG)
     submit(place, None)
-    (status,) = StatusViewer(place, job(State.RUNNING)).all()
+    (status,) = StatusViewer(place, job(JobState.RUNNING)).all()
     assert status.state == "running"
     assert summarize_status(status) == (
         "init 2/8, 128 images/s, phase 0:03 left, run 0:08 left; job 12 is running"
@@ -458,7 +458,7 @@ def test_a_run_in_a_job_on_another_host_is_running(place: Place) -> None:
 def test_a_run_whose_job_ended_is_stopped_with_the_reason(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="12"), launched())
     submit(place, None)
-    (status,) = StatusViewer(place, job(State.TIMEOUT, limit_s=3600.0)).all()
+    (status,) = StatusViewer(place, job(JobState.TIMEOUT, limit_s=3600.0)).all()
     assert status.state == "stopped"
     assert summarize_status(status) == (
         "job 12 was terminated at its time limit of 1 h 00 min; submit again: it resumes from the last "
@@ -469,9 +469,9 @@ def test_a_run_whose_job_ended_is_stopped_with_the_reason(place: Place) -> None:
 def test_no_process_is_reported_of_a_run_that_another_job_is_to_resume(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="11"), launched(), failed("init", "x"))
     submit(place, None)
-    details = dict(status_details(StatusViewer(place, job(State.RUNNING)).one(), NOW_S))
+    details = dict(status_details(StatusViewer(place, job(JobState.RUNNING)).one(), NOW_S))
     assert (details["job"], "process" in details) == ("12 is running", False)
-    assert "process" not in dict(status_details(StatusViewer(place, job(State.FAILED)).one(), NOW_S))
+    assert "process" not in dict(status_details(StatusViewer(place, job(JobState.FAILED)).one(), NOW_S))
 
 
 def test_without_an_answer_from_slurm_a_run_s_state_is_unknown_since_it_was_last_seen(place: Place) -> None:
@@ -488,7 +488,7 @@ def test_without_an_answer_from_slurm_a_run_s_state_is_unknown_since_it_was_last
 
 def test_the_job_of_a_user_s_own_sbatch_is_reported(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="50"), launched(), log=LOG)
-    viewer = StatusViewer(place, job(State.RUNNING, 50, "mine"))
+    viewer = StatusViewer(place, job(JobState.RUNNING, 50, "mine"))
     for status in (*viewer.all(), viewer.one()):
         assert status.state == "running"
         assert summarize_status(status).endswith("run 0:08 left; job 50 is running")
@@ -497,7 +497,7 @@ def test_the_job_of_a_user_s_own_sbatch_is_reported(place: Place) -> None:
 def test_a_job_of_the_user_s_own_sbatch_is_reported_beside_earlier_submissions(place: Place) -> None:
     submit(place, None)
     write_run(place.root, place.recipe, started(host="node7", job="50"), launched())
-    status = StatusViewer(place, job(State.TIMEOUT), job(State.PENDING, 50, "small")).one()
+    status = StatusViewer(place, job(JobState.TIMEOUT), job(JobState.PENDING, 50, "small")).one()
     assert [(each.job_id, each.standing) for each in status.jobs] == [(12, "over"), (50, "waiting")]
 
 
@@ -512,8 +512,8 @@ def test_a_slurm_that_does_not_answer_changes_nothing_of_a_run_that_has_ended(pl
 def test_each_job_of_a_chain_is_reported(place: Place) -> None:
     submit(place, "init", "cyc1")
     jobs = (
-        job(State.RUNNING, 12, "small-init"),
-        job(State.PENDING, 13, "small-cyc1", reason="Dependency"),
+        job(JobState.RUNNING, 12, "small-init"),
+        job(JobState.PENDING, 13, "small-cyc1", reason="Dependency"),
     )
     status = StatusViewer(place, *jobs).one()
     assert [value for word, value in status_details(status, NOW_S) if word == "job"] == [
@@ -525,7 +525,7 @@ def test_each_job_of_a_chain_is_reported(place: Place) -> None:
 def test_status_can_be_read_as_json(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), finished("init"))
     submit(place, None)
-    status = json.loads(json.dumps(status_as_json(StatusViewer(place, job(State.RUNNING)).one())))
+    status = json.loads(json.dumps(status_as_json(StatusViewer(place, job(JobState.RUNNING)).one())))
     assert (status["run"], status["recipe"], status["state"], status["failure"]) == (
         "small-1",
         "small",
@@ -616,7 +616,7 @@ def test_a_killed_run_without_ranks_is_stopped(place: Place) -> None:
     assert (status.state, summarize_status(status)) == ("stopped", RESUME_HINT)
 
 
-def shown(statuses: Sequence[RunStatus], width: int | None = None) -> list[str]:
+def shown(statuses: Sequence[StatusEntry], width: int | None = None) -> list[str]:
     """Return the lines of the table, without their colours."""
     return ["".join(text for text, _ in line) for line in status_table(statuses, NOW_S, width)]
 
@@ -647,7 +647,7 @@ def test_the_table_has_a_line_for_each_run_with_phase_times_and_result(place: Pl
 def test_the_newest_run_comes_first_whatever_its_recipe_is_called(place: Place) -> None:
     write_run(place.root, place.recipe, *WHOLE)
     submit(place, None, at_s=1_700_000_050)
-    statuses = StatusViewer(place, job(State.PENDING)).all()
+    statuses = StatusViewer(place, job(JobState.PENDING)).all()
     newest, _ = sorted(statuses, key=lambda each: each.run is not None)
     assert newest.run is None
     assert [line.split()[1] for line in shown([*reversed(statuses)])[1:]] == ["waiting", "finished"]
@@ -694,7 +694,7 @@ def test_a_run_with_a_later_one_is_not_reported_as_resumable(place: Place) -> No
 def test_a_renamed_run_is_reported_and_not_as_resumable(place: Place, name: str) -> None:
     folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
     folder.rename(folder.with_name(name))
-    viewer = StatusViewer(place, job(State.PENDING))
+    viewer = StatusViewer(place, job(JobState.PENDING))
     for given in (name, f"runs/{name}", f"{place.root}/runs/{name}"):
         status = viewer.one(given, no_slurm)
         assert (status.name, status.recipe, status.state, status.later) == (name, "small", "stopped", "")

@@ -30,7 +30,7 @@ from caffe_recipes.run.preflight.nodes import look_at_nodes
 from caffe_recipes.run.preflight.storage import check_start
 from caffe_recipes.run.runner import run_chain
 from caffe_recipes.run.trainer import Checkpoint
-from caffe_recipes.run.training_plan import plan_chain
+from caffe_recipes.run.training_plan import plan_training
 from tests.cli.command_line import call_main
 from tests.stand_in_host import StandInHost
 
@@ -141,7 +141,7 @@ def test_the_net_that_a_recipe_reads_is_never_overwritten(place: Place, overwrit
 
 def test_a_phase_that_resumes_starts_from_its_checkpoint(place: Place) -> None:
     setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), open_host)
-    plan = plan_chain(setting.recipe, "runs/small-1")
+    plan = plan_training(setting.recipe, "runs/small-1")
     assert [one.message for one in check_start(look_at_nodes(setting, plan, RunState()))] == [
         "the nets' fillers"
     ]

@@ -22,7 +22,7 @@ from caffe_recipes.run.preflight.machine import (
     check_tmp,
 )
 from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, Processors, RankOwner
-from caffe_recipes.run.training_plan import plan_chain
+from caffe_recipes.run.training_plan import plan_training
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def look(place: Place) -> NodeView:
     setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: StandInHost(name))
     setting = replace(setting, profile=load_profile("stampede2-skx"))
     facts = {name: replace(NODE, host=name) for name in ("n1", "n2", "n3")}
-    return NodeView(setting, plan_chain(recipe, "runs/small-1"), RunState(), facts, {})
+    return NodeView(setting, plan_training(recipe, "runs/small-1"), RunState(), facts, {})
 
 
 def changed(look: NodeView, **values: object) -> NodeView:

@@ -19,7 +19,7 @@ from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import check_spares
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
-from caffe_recipes.run.training_plan import plan_chain, plan_steps
+from caffe_recipes.run.training_plan import plan_steps, plan_training
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def look(place: Place) -> NodeView:
     """Look at this machine, which has no spares yet."""
     recipe = load_recipe(place.recipe)
     setting = find_setting(recipe, RunOptions(root=place.root), open_host)
-    return look_at_nodes(setting, plan_chain(recipe, "runs/small-1"), RunState())
+    return look_at_nodes(setting, plan_training(recipe, "runs/small-1"), RunState())
 
 
 def spare(name: str, change: Change = str) -> StandInHost:
@@ -145,7 +145,7 @@ def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(
     place.edit(last, f"{last.replace('last', 'side')}{SIDE}{last}weights: cyc1, ")
     place.edit("data/train_lmdb, images: 128", "no_such_lmdb, images: 128")
     setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), open_host)
-    look = look_at_nodes(setting, plan_chain(setting.recipe, "runs/small-1"), RunState())
+    look = look_at_nodes(setting, plan_training(setting.recipe, "runs/small-1"), RunState())
     assert [one.mark for one in results_of(look, spare("n9", change))] == ["ok"]
     beside = replace(look, setting=replace(look.setting, side_by_side=True))
     assert [one.mark for one in results_of(beside, spare("n9"))] == ["ok"]

@@ -17,7 +17,7 @@ from caffe_recipes.run.policy import Policy
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Processors, Stray, lmdb_path
 from caffe_recipes.run.preflight.storage import check_disk, check_snapshots
 from caffe_recipes.run.trainer import Checkpoint
-from caffe_recipes.run.training_plan import plan_chain
+from caffe_recipes.run.training_plan import plan_training
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def look(place: Place) -> NodeView:
         sizes={lmdb_path(setting): (None, False)},
         folders={lmdb: ROOM, snapshots: ROOM},
     )
-    return NodeView(setting, plan_chain(recipe, "runs/small-1"), RunState(), {"localhost": facts}, {})
+    return NodeView(setting, plan_training(recipe, "runs/small-1"), RunState(), {"localhost": facts}, {})
 
 
 def changed(look: NodeView, **values: object) -> NodeView:
@@ -122,7 +122,7 @@ def elsewhere(look: NodeView) -> NodeView:
     lmdb = str(look.setting.root / "tmp/train_lmdb")
     away = changed(look, folders={lmdb: ROOM, "/nowhere": ROOM}, sizes={lmdb_path(look.setting): (1, True)})
     setting = replace(look.setting, recipe=recipe)
-    return replace(away, setting=setting, plan=plan_chain(recipe, "runs/small-1"))
+    return replace(away, setting=setting, plan=plan_training(recipe, "runs/small-1"))
 
 
 def with_checkpoints(look: NodeView) -> NodeView:

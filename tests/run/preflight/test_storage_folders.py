@@ -14,7 +14,7 @@ from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.nodes import NodeView
 from caffe_recipes.run.preflight.storage import check_folders, may_write
-from caffe_recipes.run.training_plan import plan_chain
+from caffe_recipes.run.training_plan import plan_training
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def look(place: Place) -> NodeView:
     recipe = load_recipe(place.recipe)
     setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: StandInHost(name))
-    return NodeView(setting, plan_chain(recipe, "runs/small-1"), RunState(), {}, {})
+    return NodeView(setting, plan_training(recipe, "runs/small-1"), RunState(), {}, {})
 
 
 def test_folders_that_can_be_created_pass(look: NodeView, place: Place) -> None:

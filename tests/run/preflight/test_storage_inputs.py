@@ -26,7 +26,7 @@ from caffe_recipes.run.preflight.machine import check_spares
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
 from caffe_recipes.run.preflight.storage import check_means, check_start
 from caffe_recipes.run.snapshots import digest_weights
-from caffe_recipes.run.training_plan import plan_chain
+from caffe_recipes.run.training_plan import plan_training
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def look(place: Place, far: Path, state: RunState | None = None) -> NodeView:
 
     options = RunOptions(root=place.root, hostfile=place.root / "hosts")
     setting = find_setting(recipe, options, connect)
-    return look_at_nodes(setting, plan_chain(recipe, "runs/small-1"), state or RunState())
+    return look_at_nodes(setting, plan_training(recipe, "runs/small-1"), state or RunState())
 
 
 def write_mean(path: Path, *shape: int) -> None:

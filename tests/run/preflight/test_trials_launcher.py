@@ -8,7 +8,7 @@ import pytest
 
 from caffe_recipes.errors import ClusterError, CommandTimedOut
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.context import RunOptions, Setting, find_setting
+from caffe_recipes.run.context import RunOptions, RunSetup, find_setting
 from caffe_recipes.run.preflight.trials import RankPlaces, misplaced_ranks, start_patiently
 from tests.stand_in_host import StandInHost
 
@@ -20,12 +20,12 @@ WELL = {0: "node-a", 1: "node-a", 2: "node-b", 3: "node-b"}
 
 
 @pytest.fixture
-def setting(place: Place) -> Setting:
+def setting(place: Place) -> RunSetup:
     recipe = load_recipe(place.recipe)
     return find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: StandInHost(name))
 
 
-def test_ranks_where_the_hostfile_has_them_are_not_a_finding(setting: Setting) -> None:
+def test_ranks_where_the_hostfile_has_them_are_not_a_finding(setting: RunSetup) -> None:
     assert misplaced_ranks(RankPlaces(WELL, TWO, 2), setting) == []
     same = {"localhost": "here", "127.0.0.1": "here"}
     assert misplaced_ranks(RankPlaces(dict.fromkeys(range(4), "here"), same, 2), setting) == []
@@ -47,7 +47,7 @@ def test_ranks_where_the_hostfile_has_them_are_not_a_finding(setting: Setting) -
     ],
 )
 def test_ranks_elsewhere_are_reported_with_their_hosts(
-    setting: Setting, by_rank: dict[int, str], expected: str, hosts: tuple[str, ...], mark: str
+    setting: RunSetup, by_rank: dict[int, str], expected: str, hosts: tuple[str, ...], mark: str
 ) -> None:
     found = misplaced_ranks(RankPlaces(by_rank, TWO, 2), setting)
     assert [(one.mark, one.hosts) for one in found if expected in one.message] == [(mark, hosts)]

@@ -29,7 +29,7 @@ from caffe_recipes.run.preflight.trials import (
     try_trainer,
 )
 from caffe_recipes.run.trainer import Attempt
-from caffe_recipes.run.training_plan import find_trainer, plan_chain
+from caffe_recipes.run.training_plan import find_trainer, plan_training
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -137,7 +137,7 @@ def test_on_a_host_where_others_can_change_the_weights_nothing_is_tried(
     setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: LocalHost(name))
     two = Processors(frozenset({0, 1}), 2, 1)
     facts = NodeFacts("localhost", "here", 0.0, 0.0, 2, two, 10**9, 10**9, program="program")
-    view = NodeView(setting, plan_chain(recipe, "runs/small-1"), RunState(), {"localhost": facts}, {})
+    view = NodeView(setting, plan_training(recipe, "runs/small-1"), RunState(), {"localhost": facts}, {})
     assert find_untrusted(view) == []
     os.chown(weights, 65534, 65534)
     (place.root / "caffe").write_text(f"#!/bin/sh\ntouch '{place.root}/tried'\n")

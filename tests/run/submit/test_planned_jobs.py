@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.slurm.sbatch import Request
+from caffe_recipes.cluster.slurm.sbatch_options import JobRequest
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate, write_files
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.run.submit.conftest import Desk
 
 
-def requests(desk: Desk, **more: object) -> list[Request]:
+def requests(desk: Desk, **more: object) -> list[JobRequest]:
     planned = plan_submission(load_recipe(desk.recipe), desk.options(**more))
     return [build_request(planned, step, "3fa210", None) for step in planned.steps]
 

@@ -15,7 +15,7 @@ from caffe_recipes.review.lint.subjects import chain_rule, handover_rule
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.chain import Chain, Link, Net
+    from caffe_recipes.caffe.chain import Chain, Link, NetDocument
     from caffe_recipes.caffe.epoch_comments import EpochSize
     from caffe_recipes.review.lint.findings import Finding
 
@@ -109,6 +109,6 @@ def check_norms(chain: Chain) -> Iterator[Finding]:
             yield finding("batch-norm-alone", where, what, link.name, norms=len(norms))
 
 
-def _batch_place(net: Net) -> str:
+def _batch_place(net: NetDocument) -> str:
     fields = [path for path in net.offsets if path.endswith("data_param.batch_size")]
     return net.where(fields[0]) if fields else net.path

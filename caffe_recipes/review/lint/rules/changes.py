@@ -24,7 +24,7 @@ from caffe_recipes.review.lint.registry import finding, link_finding
 from caffe_recipes.review.lint.subjects import Join, change_rule, handover_rule
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.chain import Chain, Link, Net
+    from caffe_recipes.caffe.chain import Chain, Link, NetDocument
     from caffe_recipes.review.lint.findings import Finding
 
 
@@ -257,7 +257,7 @@ def _check_source(join: Join) -> Iterator[Finding]:
 )
 def _check_test_sources(chain: Chain) -> Iterator[Finding]:
     """Find phases that train on the test data of another net; a net rule reports it within one net."""
-    tests: list[tuple[Net, str]] = []
+    tests: list[tuple[NetDocument, str]] = []
     for link in chain.links:
         solver = link.solver.message
         for net in ([link.net] if link.net else []) + [*link.test_nets]:
@@ -334,7 +334,7 @@ def _check_norms(join: Join) -> Iterator[Finding]:
         )
 
 
-def _norm_values(net: Net, field: str) -> dict[str, float]:
+def _norm_values(net: NetDocument, field: str) -> dict[str, float]:
     """Return a field of each BatchNorm in TRAIN, by layer name."""
     norms = [layer for layer in select_layers(net.message, pb.TRAIN) if layer.type == "BatchNorm"]
     return {layer.name: getattr(layer.batch_norm_param, field) for layer in norms}

@@ -15,7 +15,7 @@ from caffe_recipes.review.lint.registry import finding
 from caffe_recipes.review.lint.subjects import deploy_rule
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.chain import Net
+    from caffe_recipes.caffe.chain import NetDocument
     from caffe_recipes.review.lint.findings import Finding
     from caffe_recipes.review.lint.learned_blobs import Learned
     from caffe_recipes.review.lint.net_view import PhaseNet
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     what="layer '{name}' does not fit the weights of {trained}: {misfit}",
     write="the layer as in {trained}",
 )
-def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
+def check_deploys(nets: Sequence[NetDocument]) -> Iterator[Finding]:
     """Find deploy nets whose layers differ from those of the train_val net in the same folder."""
     views = [(net, select_phases(net.message)) for net in nets]
     trained = [
@@ -54,7 +54,9 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
             yield from _check_deploy(net, other, phase, ours, theirs)
 
 
-def _check_deploy(net: Net, other: Net, phase: PhaseNet, ours: Learned, theirs: Learned) -> Iterator[Finding]:
+def _check_deploy(
+    net: NetDocument, other: NetDocument, phase: PhaseNet, ours: Learned, theirs: Learned
+) -> Iterator[Finding]:
     norms = {layer.name for layer in phase.layers if layer.type == "BatchNorm"}
     if norms and not norms & ours.keys():  # the batch norms are folded into the weights
         return

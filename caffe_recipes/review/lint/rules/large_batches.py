@@ -17,7 +17,7 @@ from caffe_recipes.review.lint.registry import Explanation, finding, link_findin
 from caffe_recipes.review.lint.subjects import handover_rule
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.chain import Chain, Link, Net, Start
+    from caffe_recipes.caffe.chain import Chain, Link, NetDocument, Start
     from caffe_recipes.review.lint.findings import Finding
 
 
@@ -162,7 +162,7 @@ def _find_fractions(link: Link) -> Iterator[tuple[float, list[str]]]:
     yield from ((fraction, names) for fraction, names in found.items() if 0 < fraction <= 1)
 
 
-def _norm_place(net: Net, name: str) -> str:
+def _norm_place(net: NetDocument, name: str) -> str:
     layers = enumerate(net.message.layer)
     index = next(index for index, layer in layers if layer.name == name and layer.type == "BatchNorm")
     return net.where(f"layer[{index}].batch_norm_param.moving_average_fraction")

@@ -52,10 +52,10 @@ def busy_cores(facts: ChainFacts) -> Sequence[int]:
     ),
 )
 def _check_recipe_cores(view: RecipeView) -> Iterator[Finding]:
-    yield from check_cores(view.chain.facts, view.locate(("cluster", "mlsl")))
+    yield from check_server_cores(view.chain.facts, view.locate(("cluster", "mlsl")))
 
 
-def check_cores(facts: ChainFacts, where: str) -> Iterator[Finding]:
+def check_server_cores(facts: ChainFacts, where: str) -> Iterator[Finding]:
     """Find MLSL servers on cores that OpenMP threads use."""
     busy = busy_cores(facts)
     if not busy:
@@ -118,10 +118,12 @@ def _check_recipe_tmp(view: RecipeView) -> Iterator[Finding]:
     tmp_gb, train = view.recipe.cluster.tmp_gb, view.recipe.data.train
     if tmp_gb is not None:
         where = view.locate(("cluster", "tmp_gb"))
-        yield from check_tmp(view.chain, where, tmp_gb, train.lmdb, train.size_gb or 0)
+        yield from check_tmp_holds_lmdb(view.chain, where, tmp_gb, train.lmdb, train.size_gb or 0)
 
 
-def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float) -> Iterator[Finding]:
+def check_tmp_holds_lmdb(
+    chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float
+) -> Iterator[Finding]:
     """Find an LMDB and snapshots that do not fit into the first node's /tmp together."""
     data = lmdb_gb * 1e9 if lmdb.startswith(_TMP) else 0
     snapshots = sum(_snapshot_bytes(chain)) if chain.links else 0

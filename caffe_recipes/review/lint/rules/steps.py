@@ -11,14 +11,14 @@ from caffe_recipes.review.lint.registry import Explanation, finding, link_findin
 from caffe_recipes.review.lint.subjects import path_rule
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.chain import Chain, Link, Net
+    from caffe_recipes.caffe.chain import Chain, Link, NetDocument
     from caffe_recipes.review.lint.findings import Finding
 
 
 _UNKNOWN_BLOB = "`Unknown bottom blob 'data'` (or the name of another blob)"
 
 
-def _can_be_tested(link: Link, net: Net) -> bool:
+def _can_be_tested(link: Link, net: NetDocument) -> bool:
     """Return whether a net has TEST data in any state of the solver, or another net is tested."""
     solver = link.solver.message
     states = (NetState(pb.TEST), *test_states(solver, net.message))
@@ -136,7 +136,7 @@ def _check_tested_nets(chain: Chain) -> Iterator[Finding]:
         yield link_finding("last-net-without-test", last, "net", net=last.net.path)
 
 
-def _states_to_test(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[NetState, pb.NetState]]:
+def _states_to_test(solver: pb.SolverParameter, net: NetDocument) -> Iterator[tuple[NetState, pb.NetState]]:
     """Return the states that a net is tested in; none if several test nets have states of their own."""
     states = test_states(solver, net.message)
     if _has_test_nets(solver) and len(states) > 1:
@@ -144,7 +144,7 @@ def _states_to_test(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[NetS
     return zip(states, solver.test_state or (pb.NetState(),), strict=True)
 
 
-def _missing_test_data(link: Link, net: Net, state: pb.NetState) -> Finding:
+def _missing_test_data(link: Link, net: NetDocument, state: pb.NetState) -> Finding:
     solver = link.solver
     tests = bool(solver.message.test_iter)
     what = f"{link.name} tests while it trains, but {net.path} has no data layer for TEST{_show_state(state)}"

@@ -9,7 +9,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.chain import Chain, ChainFacts, Link
 from caffe_recipes.caffe.prototxt import Document, parse_document
-from caffe_recipes.review.lint.rules.machine import busy_cores, check_cores, check_tmp
+from caffe_recipes.review.lint.rules.machine import busy_cores, check_server_cores, check_tmp_holds_lmdb
 from tests.review.conftest import LintSolvers, net_text
 
 AUTHORS = (39, 38, 43, 42)
@@ -42,12 +42,12 @@ def setting(
 )
 def test_cores_below_the_number_of_threads_are_busy(known: ChainFacts, busy: tuple[int, ...]) -> None:
     assert busy_cores(known) == busy
-    found = list(check_cores(known, "r.yaml:5"))
+    found = list(check_server_cores(known, "r.yaml:5"))
     assert [one.values["cores"] for one in found] == ([",".join(map(str, busy))] if busy else [])
 
 
 def test_the_authors_cores_are_a_note_that_names_the_spare_ones() -> None:
-    (found,) = check_cores(setting(), "r.yaml:5")
+    (found,) = check_server_cores(setting(), "r.yaml:5")
     assert (found.id, found.severity, found.where) == ("mlsl-on-openmp-cores", "note", "r.yaml:5")
     assert "cores 38, 39, 42, 43" in found.what
     assert "22 OpenMP threads on each socket of 24 cores" in found.what
@@ -55,7 +55,7 @@ def test_the_authors_cores_are_a_note_that_names_the_spare_ones() -> None:
 
 
 def test_threads_on_all_cores_leave_none_spare() -> None:
-    (found,) = check_cores(setting(threads=24), "r.yaml:5")
+    (found,) = check_server_cores(setting(threads=24), "r.yaml:5")
     assert found.write == "fewer OpenMP threads"
 
 
@@ -87,11 +87,11 @@ def chain(prefix: str, snapshots: int) -> Chain:
     ],
 )
 def test_lmdb_and_snapshots_fit_into_tmp(tmp_gb: float, lmdb: str, prefix: str, count: int) -> None:
-    found = list(check_tmp(chain(prefix, 10), "r.yaml:9", tmp_gb, lmdb, 42))
+    found = list(check_tmp_holds_lmdb(chain(prefix, 10), "r.yaml:9", tmp_gb, lmdb, 42))
     assert [(one.id, one.severity) for one in found] == [("tmp-too-small", "error")] * count
 
 
 def test_each_snapshot_takes_the_weights_and_the_solver_s_history() -> None:
-    (found,) = check_tmp(chain("/tmp/a", 10), "r.yaml:9", 1e-9, "lmdb", 0)
+    (found,) = check_tmp_holds_lmdb(chain("/tmp/a", 10), "r.yaml:9", 1e-9, "lmdb", 0)
     weights_bytes = 4 * (3 * 28 * 28 * 10 + 10)
     assert found.values["snapshots_gb"] == pytest.approx(10 * 2 * weights_bytes / 1e9)
