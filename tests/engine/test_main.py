@@ -20,10 +20,10 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.weights import check_weights, load_weights
-from caffe_recipes.engine.commands import find_device
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.main import COMMANDS, check_modules, parse_flags
 from caffe_recipes.engine.operators import OPERATORS
+from caffe_recipes.engine.subcommands import find_device
 from caffe_recipes.errors import InputError, escaped_error
 
 Run = Callable[..., tuple[int, str]]
