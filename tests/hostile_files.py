@@ -21,7 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from caffe_recipes.authoring.adopt_files import Adopted, AdoptOptions, find_trainer_path
+from caffe_recipes.authoring.adopt_cluster import AdoptOptions, find_trainer_path
+from caffe_recipes.authoring.adopt_files import Adopted
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.caffe.dialects import OURS
@@ -46,7 +47,7 @@ from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.scripts import Script
 from caffe_recipes.run.journal import load_journal
-from caffe_recipes.run.monitor.follow import FollowedRun
+from caffe_recipes.run.monitor.followed_run import FollowedRun
 from caffe_recipes.run.monitor.run_files import FilePiece, LocalFiles, ReadRequest
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, load_submissions
 from caffe_recipes.tensorflow.records import read_records, write_records

@@ -141,6 +141,10 @@ def test_a_name_that_a_module_defines_is_seen() -> None:
     assert [*defined_names(Module("caffe_recipes.cli.plan", registered, False))] == ["plan_it"]
 
 
+def test_no_module_has_over_600_lines() -> None:
+    assert house().large_modules == []
+
+
 def test_no_function_has_over_45_lines_or_8_parameters() -> None:
     assert house().large_functions == []
 

@@ -13,18 +13,15 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from caffe_recipes.authoring.adopt_cluster import AdoptOptions, find_cluster, find_images, find_trainer_path
 from caffe_recipes.authoring.adopt_files import (
     Adopted,
-    AdoptOptions,
     PhaseStart,
     batch_per_rank_of,
     count_classes,
     data_values,
-    find_cluster,
-    find_images,
     find_other_data,
     find_sources,
-    find_trainer_path,
     guess_nets,
     has_classifier,
     prototxt_net,

@@ -24,7 +24,7 @@ from caffe_recipes.caffe.prototxt import load_document
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import Transformation
+from caffe_recipes.recipe.net_keys import Transformation
 from caffe_recipes.wording import describe_count, did_you_mean, plural
 
 _USUAL_BATCH_PER_RANK = 32

@@ -23,7 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from caffe_recipes.config import FileName, Loader, Location
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.recipe.model import AS_IN_NET, Recipe, SolverSettings, Transformation
+from caffe_recipes.recipe.model import AS_IN_NET, Recipe, SolverSettings
+from caffe_recipes.recipe.net_keys import Transformation
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.recipe.source import parse_recipe
 from caffe_recipes.render.tree import write_file

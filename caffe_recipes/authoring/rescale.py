@@ -46,7 +46,8 @@ from caffe_recipes.config import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe import paper_rules
 from caffe_recipes.recipe.graph import find_leaves, images_of, images_per_iter, model_epochs
-from caffe_recipes.recipe.model import NET_FILES, Acceptance, Phase, Recipe
+from caffe_recipes.recipe.model import Acceptance, Phase, Recipe
+from caffe_recipes.recipe.net_keys import NET_FILES
 from caffe_recipes.recipe.paper_rules import COLLAPSE_EPOCHS, Cycles
 from caffe_recipes.render.prototxts import load_own_net
 from caffe_recipes.render.tree import generate

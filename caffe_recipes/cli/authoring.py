@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from caffe_recipes.authoring.adopt import adopt as adopt_folder
-from caffe_recipes.authoring.adopt_files import AdoptOptions
+from caffe_recipes.authoring.adopt_cluster import AdoptOptions
 from caffe_recipes.authoring.new import RecipeRequest, make_new
 from caffe_recipes.authoring.new_options import NewOptions, make_request
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, check_recipe_path, choose_name, write_new

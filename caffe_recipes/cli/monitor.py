@@ -44,7 +44,8 @@ def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> N
 
     from caffe_recipes.run.console import SafeConsole
     from caffe_recipes.run.monitor.follow import StatusOptions
-    from caffe_recipes.run.monitor.status import find_status, find_statuses, status_as_json, status_table
+    from caffe_recipes.run.monitor.status import find_status, find_statuses
+    from caffe_recipes.run.monitor.status_text import status_as_json, status_table
 
     options = StatusOptions(caffe_root, on)
     if run is not None:
@@ -65,7 +66,7 @@ def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> N
 
 
 def _show_one(run_status: StatusEntry, as_json: bool) -> None:
-    from caffe_recipes.run.monitor.status import status_as_json, status_details
+    from caffe_recipes.run.monitor.status_text import status_as_json, status_details
 
     if as_json:
         click.echo(json.dumps(status_as_json(run_status), indent=1))

@@ -27,7 +27,8 @@ from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.quoting import hiding_foreign_text
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter
-from caffe_recipes.recipe.model import NetVariant, Phase, RandomAspectRatio, Recipe
+from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.net_keys import NetVariant, RandomAspectRatio
 from caffe_recipes.render.headers import above_net, above_solver, beside_fields, header_line, shared_lines
 from caffe_recipes.render.own_code import call_beside
 from caffe_recipes.wording import plural

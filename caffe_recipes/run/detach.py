@@ -21,7 +21,8 @@ from pathlib import Path
 from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Observer
-from caffe_recipes.run.events import Branched, Event, Launch, RunStarted, is_trained
+from caffe_recipes.run.events import Branched, Event, Launch, RunStarted
+from caffe_recipes.run.folded_events import is_trained
 from caffe_recipes.run.folders import check_root, root_words, run_folders
 from caffe_recipes.run.journal import JOURNAL, load_journal
 from caffe_recipes.run.training_plan import plan_steps

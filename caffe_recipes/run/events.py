@@ -7,21 +7,17 @@ lines.
 
 from __future__ import annotations
 
-import math
 import os
-import shlex
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Self
 
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
-from caffe_recipes.review.naming import shipped_names
-from caffe_recipes.run.trainer import Checkpoint, Training
-from caffe_recipes.run.training_plan import find_step, find_trainer, plan_steps
+from caffe_recipes.run.event_json import Finite, from_json
+from caffe_recipes.run.trainer import Checkpoint
+from caffe_recipes.run.training_plan import find_step, find_trainer
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, describe_names, join_names
 
@@ -42,7 +38,7 @@ class Event:
 
         Raises TypeError, KeyError, ValueError or OverflowError if they are invalid.
         """
-        event: Self = _from_json(cls, details)
+        event: Self = from_json(cls, details)
         return event
 
     def fold(self, draft: StateDraft) -> None:
@@ -56,61 +52,6 @@ class Event:
     def names_phase(self) -> bool:
         """Whether the line begins with the phase that it is about."""
         return bool(getattr(self, "phase", None))
-
-
-def _strings(value: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(str(each) for each in value)
-
-
-def _floats(value: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): float(number) for name, number in value.items()}
-
-
-def _whole(value: Any) -> int:  # noqa: ANN401 - any JSON
-    number = int(value)
-    if abs(number) >= 1 << 63:
-        raise ValueError("too large for a count or a process id")
-    return number
-
-
-# A float that is printed as a duration or a speed, unlike a loss, which may be NaN.
-Finite = float
-
-
-def _finite(value: Any) -> float:  # noqa: ANN401 - any JSON
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("not finite")
-    return number
-
-
-# The conversion from JSON for each field type. A journal may hold anything.
-_FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
-    "bool": bool,
-    "float": float,
-    "Finite": _finite,
-    "int": _whole,
-    "str": str,
-    "Sequence[str]": _strings,
-    "tuple[str, ...]": _strings,
-    "Mapping[str, float]": _floats,
-    "Mapping[str, str]": dict,
-    "Mapping[str, str | None]": dict,
-}
-
-
-def _from_json(kind: Any, details: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any dataclass
-    """Create a dataclass from JSON.
-
-    Raises TypeError, KeyError, ValueError or OverflowError if they are invalid.
-    """
-    types = {each.name: str(each.type) for each in fields(kind)}
-    values: dict[str, Any] = {}
-    for name, value in details.items():
-        is_none = value is None and types[name].endswith(" | None")
-        convert = _FROM_JSON[types[name].removesuffix(" | None")]
-        values[name] = None if is_none else convert(value)
-    return kind(**values)
 
 
 @dataclass(frozen=True)
@@ -455,7 +396,7 @@ class Checkpointed(Event):
     @classmethod
     def decode(cls, details: Mapping[str, Any], time_s: float) -> Self:
         """Create the event from the fields of a checkpoint."""
-        return cls(_from_json(Checkpoint, details))
+        return cls(from_json(Checkpoint, details))
 
     def fold(self, draft: StateDraft) -> None:
         """Record the checkpoint, keeping the last two of its phase."""
@@ -632,52 +573,3 @@ def decode_event(name: str, details: Mapping[str, Any], time_s: float) -> Event:
     Raises TypeError, KeyError, ValueError or OverflowError if it is unknown or its fields are invalid.
     """
     return _EVENTS[name].decode(details, time_s)
-
-
-def fold_events(events: Iterable[Event], state: RunState | None = None) -> RunState:
-    """Return the state after these events, starting from a state or from a new run."""
-    draft = StateDraft(state or RunState())
-    for event in events:
-        event.fold(draft)
-    return draft.freeze()
-
-
-def describe_event(event: Event, recipe: AnyRecipe, folder: str) -> str:
-    """Return the line that the run printed for a journaled event; empty if it printed none."""
-    try:
-        return event.line(recipe, folder)
-    except (KeyError, TypeError, ValueError):  # the event belongs to another recipe
-        return ""
-
-
-def describe_finished(finished: Collection[str], recipe: AnyRecipe, folder: str) -> list[str]:
-    """Return a line for each phase that was finished before the current process started."""
-    return [
-        f"{step.phase}: already finished; {step.fetched}"
-        for step in plan_steps(recipe, folder)
-        if step.phase in finished
-    ]
-
-
-def describe_run_command(given: str, recipe: AnyRecipe, command: str = "run") -> str:
-    """Return the command that resumes a run; `given` is the name or YAML file that the user gave.
-
-    If the recipe is not a shipped one and `given` is not its YAML file, that is looked for in this folder.
-    """
-    if not given.endswith(RECIPE_SUFFIXES):
-        beside = (name for end in RECIPE_SUFFIXES if Path(name := f"{recipe.name}{end}").is_file())
-        given = recipe.name if recipe.name in shipped_names() else next(beside, "")
-    if not given:
-        return f"`caffe-recipes {command}` with its recipe"
-    return f"`caffe-recipes {command} {shlex.quote(given)}`"
-
-
-def is_complete(state: RunState, steps: Sequence[Training]) -> bool:
-    """Return whether all steps of a recipe are finished and all evaluations done."""
-    tested = (step.phase for step in steps if step.is_evaluated)
-    return is_trained(state, steps) and all(phase in state.evaluations for phase in tested)
-
-
-def is_trained(state: RunState, steps: Sequence[Training]) -> bool:
-    """Return whether these steps are finished."""
-    return all(step.phase in state.finished for step in steps)

@@ -23,7 +23,8 @@ from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files.bounded_reads import read_within
 from caffe_recipes.files.disk_space import FULL
 from caffe_recipes.files.locks import open_lock, try_lock
-from caffe_recipes.run.events import Event, Launch, RunState, decode_event, fold_events
+from caffe_recipes.run.events import Event, Launch, RunState, decode_event
+from caffe_recipes.run.folded_events import fold_events
 
 JOURNAL = "journal.jsonl"  # in the folder of a run
 

@@ -35,15 +35,8 @@ from caffe_recipes.run.context import (
     check_submitted,
     find_setting,
 )
-from caffe_recipes.run.events import (
-    Chosen,
-    Failed,
-    RunStarted,
-    RunState,
-    describe_finished,
-    is_complete,
-    is_trained,
-)
+from caffe_recipes.run.events import Chosen, Failed, RunStarted, RunState
+from caffe_recipes.run.folded_events import describe_finished, is_complete, is_trained
 from caffe_recipes.run.folders import (
     RUNS,
     check_resumable,

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 
 from caffe_recipes.authoring.adopt import adopt
-from caffe_recipes.authoring.adopt_files import AdoptOptions
+from caffe_recipes.authoring.adopt_cluster import AdoptOptions
 from caffe_recipes.authoring.recipe_yaml import NewRecipe
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import parse_lenient

@@ -14,7 +14,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.nets import BUILDERS, NetOptions, resnet50, resnet_small
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import Builder
+from caffe_recipes.recipe.net_keys import Builder
 
 OPTIONS = NetOptions(
     classes=1000,

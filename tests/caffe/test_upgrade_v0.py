@@ -6,7 +6,8 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_document, parse_prototxt, render_prototxt
-from caffe_recipes.caffe.upgrade import V0_TYPES, Upgrade, upgrade_document
+from caffe_recipes.caffe.upgrade import Upgrade, upgrade_document
+from caffe_recipes.caffe.upgrade_v0 import V0_TYPES
 from caffe_recipes.errors import PrototxtError
 
 ALEXNET_2013 = """

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.shipped import find_rows, shipped_recipes
-from caffe_recipes.review.diff.sources import explain_no_repository
+from caffe_recipes.review.diff.git import explain_no_repository
 from tests.cli.command_line import call_main
 
 NET = """name: "n"
@@ -845,7 +845,7 @@ def test_a_git_that_does_not_finish_is_killed(
     (here / "git").write_text(f"#!/bin/sh\n{script}\n")
     (here / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
-    monkeypatch.setattr("caffe_recipes.review.diff.sources.MOST_GIT_S", 1.0)
+    monkeypatch.setattr("caffe_recipes.review.diff.git.MOST_GIT_S", 1.0)
     code, output = call("HEAD", "HEAD~1")
     assert (code, expected in output) == (2, True)
 

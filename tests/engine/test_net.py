@@ -13,8 +13,9 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.net import RunnableNet, filter_net, insert_splits
+from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
+from caffe_recipes.engine.splits import filter_net, insert_splits
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from tests.engine.conftest import needs_gpu

@@ -12,12 +12,8 @@ from caffe_recipes.errors import RecipeError, RunFailed, WeightsError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, StatusOptions, attach
-from caffe_recipes.run.monitor.status import (
-    find_status,
-    status_as_json,
-    status_details,
-    summarize_status,
-)
+from caffe_recipes.run.monitor.status import find_status
+from caffe_recipes.run.monitor.status_text import status_as_json, status_details, summarize_status
 from caffe_recipes.run.training_plan import plan_training
 
 if TYPE_CHECKING:

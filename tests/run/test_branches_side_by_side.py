@@ -17,7 +17,8 @@ from caffe_recipes.errors import HostFailed, InputError, RunFailed
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, StatusOptions, attach
 from caffe_recipes.run.monitor.logs import LogOptions, show_log
-from caffe_recipes.run.monitor.status import find_status, status_as_json, status_details
+from caffe_recipes.run.monitor.status import find_status
+from caffe_recipes.run.monitor.status_text import status_as_json, status_details
 from tests.run.conftest import Place
 from tests.run.monitor.test_follow import Watcher
 from tests.run.several_hosts import connect

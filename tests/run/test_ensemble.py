@@ -24,13 +24,12 @@ from caffe_recipes.render.tree import write_files
 from caffe_recipes.run.ensemble import (
     EnsembleOptions,
     EnsembleResult,
-    Labels,
-    Scores,
     ensemble_as_json,
     load_predictions,
     measure_ensemble,
     render_ensemble,
 )
+from caffe_recipes.run.ensemble_averages import Labels, Scores
 from caffe_recipes.run.events import Finish
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.training_plan import plan_files

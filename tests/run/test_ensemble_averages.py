@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caffe_recipes.run.ensemble import (
+from caffe_recipes.run.ensemble_averages import (
     AVERAGES,
     Accuracy,
     Labels,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.events import Failed, decode_event, describe_event
+from caffe_recipes.run.events import Failed, decode_event
+from caffe_recipes.run.folded_events import describe_event
 from tests.run.recorded_run import launch_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_tensorflow_run, parse_any_recipe
 from caffe_recipes.run.context import RunOptions, StageOptions, find_setting
-from caffe_recipes.run.preflight.storage import check_train_records
+from caffe_recipes.run.preflight.tensorflow_records import check_train_records
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
 from caffe_recipes.run.tensorflow import TensorFlow
 from caffe_recipes.run.training_plan import find_trainer

@@ -41,15 +41,8 @@ from caffe_recipes.caffe.prototxt import (
     parse_document,
     read_prototxt,
 )
-from caffe_recipes.caffe.text.parser import (
-    Foreign,
-    ForeignName,
-    UnknownNameError,
-    foreign_block,
-    hint_for_field,
-    hint_for_value,
-    survey_text,
-)
+from caffe_recipes.caffe.text.hints import hint_for_field, hint_for_value
+from caffe_recipes.caffe.text.parser import Foreign, ForeignName, UnknownNameError, foreign_block, survey_text
 from caffe_recipes.caffe.text.writer import FIRST_FOREIGN
 from caffe_recipes.errors import PrototxtError
 

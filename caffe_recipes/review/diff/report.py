@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.diff import sources
+from caffe_recipes.review.diff import git
 from caffe_recipes.review.diff.changes import Comparison
 from caffe_recipes.review.diff.compare import compare_files
 from caffe_recipes.review.diff.sources import TextFile
@@ -253,7 +253,7 @@ def _mode_change(args: _GitArguments) -> list[str]:
 def _render_difference(args: _GitArguments, options: DiffOptions, paint: Paint) -> tuple[list[str], str]:
     if args.old_file == _NO_FILE or args.new_file == _NO_FILE:
         what = "added" if args.old_file == _NO_FILE else "removed"
-        return [what], sources.diff_as_text(args.old_file, args.new_file)
+        return [what], git.diff_as_text(args.old_file, args.new_file)
     try:
         old, new = (
             TextFile(path, path, Path(file).read_bytes(), lambda _: None)
@@ -263,7 +263,7 @@ def _render_difference(args: _GitArguments, options: DiffOptions, paint: Paint) 
             return [], ""
         found = compare_files(old, new, options)
     except Exception as error:  # an uncaught error would stop `git diff` halfway
-        return [f"compared as text, because {error}"], sources.diff_as_text(args.old_file, args.new_file)
+        return [f"compared as text, because {error}"], git.diff_as_text(args.old_file, args.new_file)
     if found is None:
         return ["no difference in meaning"], ""
     return render_comparison(Comparison(args.path, args.new_path, (found,), single=True), paint), ""

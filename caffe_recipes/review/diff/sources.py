@@ -1,28 +1,14 @@
-"""Open the two sides of a comparison: files, folders, recipes, their nets, or git revisions.
-
-Revisions are read object by object, without a checkout, so that filters, attributes, hooks and symbolic links
-have no effect. Nothing that the repository's own configuration names is started.
-"""
+"""Open the two sides of a comparison: files, folders, recipes, their nets, or git revisions."""
 
 from __future__ import annotations
 
-import math
 import os
 import posixpath
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
@@ -31,10 +17,27 @@ from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, decode_prototxt
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.files.bounded_reads import read_bytes
-from caffe_recipes.limits import MOST_COMPARED_FILES, MOST_GIT_S, hint_at_limit
+from caffe_recipes.limits import MOST_COMPARED_FILES
 from caffe_recipes.limits import limit as bound
-from caffe_recipes.quoting import real_path, refuse_foreign_link
+from caffe_recipes.quoting import refuse_foreign_link
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
+from caffe_recipes.review.diff.git import (
+    SUFFIXES,
+    GitBlob,
+    blob_too_large,
+    explain_no_repository,
+    find_merge_base,
+    find_object,
+    inner_folder,
+    is_wanted,
+    list_files,
+    list_tracked,
+    list_untracked,
+    read_blob,
+    read_blobs,
+    top_folder,
+    try_git,
+)
 from caffe_recipes.review.naming import (
     find_named,
     is_pipe_or_device,
@@ -49,268 +52,8 @@ if TYPE_CHECKING:
     from caffe_recipes.review.naming import Named
 
 
-_WORD_BYTES = 1_000_000  # of git's answer to a question about one object, and of its messages
-_ENTRY_BYTES = 200  # of an entry in a list, on average
-_UNTRACKED_S = 10.0  # to look for files that are only mentioned
-_FILES = ("100644", "100755", "100664")  # modes of regular files, not of symbolic links or submodules
-
-
-@dataclass(frozen=True)
-class GitBlob:
-    """A file in a revision: its object name and size."""
-
-    oid: str
-    size_bytes: int
-
-
-def find_object(spec: str) -> tuple[str, str] | None:
-    """Return the name and type (blob, tree, commit) of the object `REV` or `REV:path`; None if not found."""
-    if spec.startswith("-") or not spec.isprintable():
-        return None
-    oid = _try_git("rev-parse", "--verify", "--quiet", spec)
-    if oid is None:
-        return None
-    kind = _try_git("cat-file", "-t", oid) or ""
-    if kind == "tag":
-        oid = _try_git("rev-parse", "--verify", "--quiet", f"{oid}^{{}}") or oid
-        kind = _try_git("cat-file", "-t", oid) or ""
-    return (oid, kind) if kind else None
-
-
-def find_merge_base(old: str, new: str) -> str | None:
-    """Return the merge base of two revisions; None if they have none."""
-    return _try_git("merge-base", old, new)
-
-
-def explain_no_repository() -> str:
-    """Return why git finds no repository in the current folder, or an empty string if it finds one."""
-    try:
-        done = _start_git("rev-parse", "--git-dir")
-    except InputError as error:
-        return str(error)
-    lines = done.stderr.decode(errors="replace").splitlines()
-    return lines[0].removeprefix("fatal: ") if done.returncode and lines else ""
-
-
-def top_folder() -> Path:
-    """Return the top folder of the working tree. Raises InputError if there is no working tree."""
-    top = _try_git("rev-parse", "--show-toplevel")
-    if not top:
-        raise InputError("", "this repository has no working tree", "give a second revision")
-    # The configuration of a repository that came with its .git can name any other folder.
-    is_own = (Path(top) / ".git").exists() or "GIT_DIR" in os.environ or "GIT_WORK_TREE" in os.environ
-    if not is_own or not real_path(Path.cwd()).is_relative_to(real_path(Path(top))):
-        what = "is configured as the working tree, but does not contain this repository and this folder"
-        raise InputError(top, what, "check core.worktree, or give a second revision")
-    return Path(top)
-
-
-def inner_folder() -> str:
-    """Return the current folder relative to the top of the working tree: empty, or ending in `/`."""
-    return _try_git("rev-parse", "--show-prefix") or ""
-
-
-def list_files(tree: str, limits: Sequence[str]) -> dict[str, GitBlob]:
-    """Return the files to compare in a commit or tree, by path. Raises InputError for too large a tree."""
-    wanted = {}
-    # Trees are listed and counted too: a small repository can have one that holds another 10^9 times.
-    for line in _list_entries("ls-tree", "-r", "-t", "-z", "--full-tree", tree):
-        about, path = line.split(b"\t", 1)
-        mode, _, oid = about.decode().split()
-        if mode in _FILES and _is_wanted(os.fsdecode(path), limits):
-            wanted[os.fsdecode(path)] = oid
-    sizes = _read_sizes(wanted.values())
-    return {path: GitBlob(oid, sizes[oid]) for path, oid in wanted.items()}
-
-
-def list_tracked() -> list[str]:
-    """Return the paths, from the top of the working tree, of the files that git tracks."""
-    return sorted({os.fsdecode(path) for path in _list_entries("ls-files", "-z", "--full-name", ":/")})
-
-
-def _list_untracked(limits: Sequence[str]) -> list[str]:
-    """Return the prototxts and YAML files that git neither tracks nor ignores.
-
-    They are only mentioned, so there are none if there are too many, or too many folders to look through.
-    """
-    patterns = [f":(top,literal){limit}" for limit in limits]
-    if not limits or "." in limits:
-        patterns = [f":/*{suffix}" for suffix in (*SUFFIXES, *RECIPE_SUFFIXES)]
-    words = ("ls-files", "-z", "--full-name", "--others", "--exclude-standard", "--", *patterns)
-    with suppress(InputError):
-        return sorted(map(os.fsdecode, _list_entries(*words, most_s=_UNTRACKED_S)))
-    return []
-
-
-def _list_entries(*arguments: str, most_s: float = math.inf) -> list[bytes]:
-    """Return what git lists, each with a null byte at its end. Raises InputError for too many."""
-    most = bound("git-entries")
-    data = _run_git(*arguments, max_bytes=_ENTRY_BYTES * most, max_entries=most, most_s=most_s)
-    return data.split(b"\0")[:-1]
-
-
-def _read_sizes(oids: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of objects by name; raises InputError if one is missing."""
-    names = list(dict.fromkeys(oids))
-    if not names:
-        return {}
-    stdin = "".join(f"{oid}\n" for oid in names).encode()
-    lines = _run_git("cat-file", "--batch-check", stdin=stdin, max_bytes=_ENTRY_BYTES * len(names))
-    sizes = [line.rpartition(" ")[2] for line in lines.decode().splitlines()]
-    for oid, size in zip(names, sizes, strict=True):
-        if not size.isdigit():
-            raise _missing(oid)
-    return dict(zip(names, map(int, sizes), strict=True))
-
-
-def read_blobs(sizes: Mapping[str, int]) -> dict[str, bytes]:
-    """Return the contents of objects, given their sizes by name; raises InputError if one is missing."""
-    if not sizes:
-        return {}
-    stdin = "".join(f"{oid}\n" for oid in sizes).encode()
-    most = sum(sizes.values()) + _ENTRY_BYTES * len(sizes)
-    data = _run_git("cat-file", "--batch", stdin=stdin, max_bytes=most)
-    found, start = {}, 0
-    for oid in sizes:
-        end = data.find(b"\n", start)
-        size = data[start : max(start, end)].rpartition(b" ")[2]
-        if not size.isdigit():
-            raise _missing(oid)
-        found[oid] = data[end + 1 : end + 1 + int(size)]
-        start = end + int(size) + 2
-    return found
-
-
-def _missing(oid: str) -> InputError:
-    return InputError(oid, "is missing from the repository", "fetch it with git first")
-
-
-def read_blob(oid: str, name: str, max_bytes: int) -> bytes:
-    """Return the contents of one object. Raises PrototxtError for more than `max_bytes`."""
-    sizes = _read_sizes([oid])
-    if sizes[oid] > max_bytes:
-        raise _too_large(name, max_bytes)
-    return read_blobs(sizes)[oid]
-
-
-def _too_large(name: str, max_bytes: int) -> PrototxtError:
-    return PrototxtError(name, f"is over {max_bytes:,} bytes", "is it a prototxt?")
-
-
-def diff_as_text(old: str, new: str) -> str:
-    """Return the hunks of git's line-by-line diff of two files, or why there is none."""
-    # Without a repository, which could configure filters for these files.
-    words = ("diff", "--no-index", "--no-ext-diff", "--no-textconv", "--no-color", "--", old, new)
-    try:
-        done = _start_git(*words, environment={"GIT_DIR": os.devnull}, max_bytes=4 * MOST_BYTES)
-    except InputError as error:
-        return f"{error}\n"
-    text = done.stdout.decode(errors="replace")
-    start = text.find("\n@@")
-    return text[start + 1 :] if start >= 0 else "".join(text.splitlines(keepends=True)[-1:])
-
-
-def _try_git(*arguments: str) -> str | None:
-    """Return git's output without its final newline; None if git fails or is not installed."""
-    if shutil.which("git") is None:
-        return None
-    done = _start_git(*arguments)
-    return None if done.returncode else os.fsdecode(done.stdout).removesuffix("\n")
-
-
-def _run_git(
-    *arguments: str,
-    stdin: bytes = b"",
-    max_bytes: int = _WORD_BYTES,
-    max_entries: int = sys.maxsize,
-    most_s: float = math.inf,
-) -> bytes:
-    done = _start_git(*arguments, stdin=stdin, max_bytes=max_bytes, max_entries=max_entries, most_s=most_s)
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").splitlines() or [f"exit {done.returncode}"]
-        raise InputError(
-            f"git {arguments[0]}", lines[-1].removeprefix("fatal: "), "check the repository with git fsck"
-        )
-    return done.stdout
-
-
-# A repository can configure programs to be started: a monitor of its files, or one that fetches a missing
-# object; and so can a folder of a clone that is a bare repository itself.
-_HARMLESS = ("-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit")
-# A small compressed object can unpack to any size, which git reads as a whole.
-_BOUNDED = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_ALLOC_LIMIT": "512m"}
-
-
-def _start_git(
-    *arguments: str,
-    stdin: bytes = b"",
-    environment: Mapping[str, str] = {},
-    max_bytes: int = _WORD_BYTES,
-    max_entries: int = sys.maxsize,
-    most_s: float = math.inf,
-) -> subprocess.CompletedProcess[bytes]:
-    """Run git to its end. Raises InputError, and ends it, if it prints too much or takes too long."""
-    most_s = min(most_s, MOST_GIT_S)
-    command, git = f"git {arguments[0]}", _open_git(arguments, environment)
-    assert git.stdin is not None and git.stdout is not None and git.stderr is not None
-    end = partial(os.killpg, git.pid, signal.SIGKILL)
-    timer, begun = threading.Timer(most_s, end), time.monotonic()
-    with git, ThreadPoolExecutor(2) as pool:
-        try:
-            timer.start()
-            output = pool.submit(_read_bounded, git.stdout, max_bytes, max_entries)
-            errors = pool.submit(_read_bounded, git.stderr, _WORD_BYTES, sys.maxsize)
-            for read in (output, errors):
-                read.add_done_callback(lambda done: end() if done.exception() else None)
-            with suppress(BrokenPipeError), git.stdin:
-                git.stdin.write(stdin)
-            stdout, stderr = output.result(), errors.result()
-        except _TooMuch as error:
-            hint = hint_at_limit("git-entries") if max_entries < sys.maxsize else "compare less at a time"
-            raise InputError(command, str(error), hint) from None
-        except BaseException:  # such as Ctrl-C
-            end()
-            raise
-        finally:
-            timer.cancel()
-    if git.returncode == -signal.SIGKILL and time.monotonic() >= begun + most_s:
-        raise InputError(command, f"did not end within {most_s:.0f} s", "compare less, or check the disk")
-    return subprocess.CompletedProcess(arguments, git.returncode, stdout, stderr)
-
-
-def _open_git(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            ["git", *_HARMLESS, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **_BOUNDED, **environment},
-            start_new_session=True,  # since `git` may be a script, whose processes are to end with it
-        )
-    except OSError as error:
-        raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
-
-
-class _TooMuch(Exception):
-    """Raised for output over its bound."""
-
-
-def _read_bounded(stream: IO[bytes], max_bytes: int, max_entries: int) -> bytes:
-    data, entries = bytearray(), 0
-    while piece := os.read(stream.fileno(), 1 << 16):
-        data += piece
-        entries += piece.count(b"\0")
-        if entries > max_entries:
-            raise _TooMuch(f"lists over {max_entries:,} entries")
-        if len(data) > max_bytes:
-            raise _TooMuch(f"prints over {max_bytes:,} bytes")
-    return bytes(data)
-
-
 SourceKind = Literal["file", "folder", "recipe", "revision"]
 
-SUFFIXES = (".prototxt", ".pt")
 _RECIPE = re.compile(rb"^(?:phases|tensorflow|family)[ \t]*:", re.MULTILINE)
 _MOST_TOGETHER = 16  # the bytes of all files of one side, as a multiple of the bound on one
 
@@ -537,7 +280,7 @@ def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
         for name in names
         if ".git" not in Path(folder).relative_to(root).parts
     ]
-    kept = [path for path in sorted(paths) if _is_wanted(path, wanted)]
+    kept = [path for path in sorted(paths) if is_wanted(path, wanted)]
     return _disk_tree(spec.text, f"{root}/", root, kept, wanted, max_bytes)
 
 
@@ -588,12 +331,6 @@ def _read_or_error(path: Path, max_bytes: int, folder: Path | None = None) -> by
         return error
 
 
-def _is_wanted(path: str, limits: Sequence[str]) -> bool:
-    """Return whether to compare a file: a prototxt or YAML below a limit, or a file that a limit names."""
-    is_below = not limits or any(limit == "." or path.startswith(f"{limit}/") for limit in limits)
-    return path in limits or (is_below and path.endswith((*SUFFIXES, *RECIPE_SUFFIXES)))
-
-
 def _git_tree(
     spec: Spec, separator: str, blobs: Mapping[str, GitBlob], limits: Sequence[str], max_bytes: int
 ) -> Tree:
@@ -602,7 +339,7 @@ def _git_tree(
     _check_total(0, sum(small.values()), max_bytes)
     data = read_blobs(small)
     found = (
-        (path, data[blob.oid] if blob.oid in data else _too_large(path, max_bytes))
+        (path, data[blob.oid] if blob.oid in data else blob_too_large(path, max_bytes))
         for path, blob in blobs.items()
         if blob.oid in data or path.endswith(".prototxt")
     )
@@ -629,16 +366,16 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
     """Return a revision and the files that git tracks; as in git, new files count once they are added."""
     top, wanted = top_folder(), _from_top(limits)
     blobs = list_files(old.oid, wanted)
-    paths = [path for path in sorted({*list_tracked(), *blobs}) if _is_wanted(path, wanted)]
+    paths = [path for path in sorted({*list_tracked(), *blobs}) if is_wanted(path, wanted)]
     new = [
         path
-        for path in _list_untracked(wanted)
-        if _is_wanted(path, wanted)
+        for path in list_untracked(wanted)
+        if is_wanted(path, wanted)
         and not (top / path).is_symlink()  # which is not compared, even if git tracks it
         and (is_prototxt_file(top / path) or _is_new_recipe(path, top, wanted, max_bytes))
     ]
     for limit in wanted:
-        if any(_is_wanted(path, [limit]) for path in paths):
+        if any(is_wanted(path, [limit]) for path in paths):
             continue
         here, hint = os.path.relpath(top / limit), "add it with `git add` to see it as an added file"
         if (top / limit).is_symlink():
@@ -646,7 +383,7 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
         if (top / limit).is_file():
             what = f"revision '{old.text}' has no such file, and git does not track yours"
             raise InputError(here, what, hint)
-        if any(_is_wanted(path, [limit]) for path in new):
+        if any(is_wanted(path, [limit]) for path in new):
             what = f"revision '{old.text}' has no prototxt or recipe in it, and git does not track yours"
             raise InputError(here, what, hint.replace("an added file", "added files"))
     _check_limits(wanted, paths)
@@ -674,7 +411,7 @@ def _from_top(limits: Sequence[str]) -> list[str]:
 
 def _check_limits(limits: Sequence[str], paths: Sequence[str]) -> None:
     for limit in limits:
-        if not any(_is_wanted(path, [limit]) for path in paths):
+        if not any(is_wanted(path, [limit]) for path in paths):
             raise InputError(limit, "neither side has a prototxt or recipe at this path", "check the path")
 
 
@@ -727,7 +464,7 @@ def _place_beside(spec: str, file: str) -> str:
     hint = "check out that revision and compare the folders"
     if beside.startswith(("/", "../")):
         raise RecipeError(spec, f"its net {file} is outside the repository", hint)
-    listed = _try_git("ls-tree", "--full-tree", revision, "--", beside) or ""
+    listed = try_git("ls-tree", "--full-tree", revision, "--", beside) or ""
     if listed.startswith("120000"):
         raise RecipeError(
             spec, f"its net {revision}:{beside} is a symbolic link, which is not followed", hint

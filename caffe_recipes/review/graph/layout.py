@@ -22,11 +22,14 @@ from caffe_recipes.review.graph.boxes import (
     text_width,
     with_notes,
 )
-from caffe_recipes.review.graph.columns import BoxedBlob, place_boxes, plan_column, row_heights
+from caffe_recipes.review.graph.columns import plan_column, row_heights
+from caffe_recipes.review.graph.placement import place_boxes
+from caffe_recipes.review.graph.wires import BoxedBlob
 
 if TYPE_CHECKING:
     from caffe_recipes.review.graph.boxes import Box, Edge, Graph, Wiring
-    from caffe_recipes.review.graph.columns import ColumnPlan, Route
+    from caffe_recipes.review.graph.columns import ColumnPlan
+    from caffe_recipes.review.graph.wires import Route
 
 Point = tuple[float, float]
 

@@ -17,7 +17,6 @@ from caffe_recipes.run.monitor.follow import (
     FOLLOW_ENV,
     LOCAL_POLL_S,
     REMOTE_POLL_S,
-    FollowedRun,
     FollowEnv,
     Follower,
     JobPoller,
@@ -26,6 +25,7 @@ from caffe_recipes.run.monitor.follow import (
     open_runs,
     wait_for_run,
 )
+from caffe_recipes.run.monitor.followed_run import FollowedRun
 from caffe_recipes.run.monitor.run_files import (
     HAS_JOURNAL,
     NO_PROCESS,

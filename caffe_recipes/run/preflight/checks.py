@@ -16,10 +16,13 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.choices import choose_for_machine
 from caffe_recipes.run.context import Connect, RunOptions, RunSetup, find_setting
-from caffe_recipes.run.events import RunState, is_trained
+from caffe_recipes.run.events import RunState
+from caffe_recipes.run.folded_events import is_trained
 from caffe_recipes.run.folders import RUNS, check_resumable, next_folder, root_words, run_folders
 from caffe_recipes.run.journal import JOURNAL, load_journal
+from caffe_recipes.run.preflight.disks import check_disk, check_snapshots
 from caffe_recipes.run.preflight.findings import CheckResult
+from caffe_recipes.run.preflight.lmdbs import check_means, check_test_lmdb, check_train_lmdb
 from caffe_recipes.run.preflight.machine import (
     check_clocks,
     check_cores,
@@ -30,19 +33,8 @@ from caffe_recipes.run.preflight.machine import (
     check_tmp,
 )
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
-from caffe_recipes.run.preflight.storage import (
-    check_disk,
-    check_files,
-    check_folders,
-    check_lint,
-    check_means,
-    check_snapshots,
-    check_start,
-    check_test_lmdb,
-    check_test_records,
-    check_train_lmdb,
-    check_train_records,
-)
+from caffe_recipes.run.preflight.storage import check_files, check_folders, check_lint, check_start
+from caffe_recipes.run.preflight.tensorflow_records import check_test_records, check_train_records
 from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
 from caffe_recipes.run.process import check_nothing_trains, describe_work, find_running
 from caffe_recipes.run.snapshots import check_interval

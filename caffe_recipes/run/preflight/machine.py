@@ -17,9 +17,10 @@ from caffe_recipes.cluster.hosts import opened
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.run.journal import name_branch
+from caffe_recipes.run.preflight.disks import judge_disk, judge_snapshots
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem, fold_names
+from caffe_recipes.run.preflight.lmdbs import judge_means
 from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, RankOwner, lmdb_path, look_at_nodes
-from caffe_recipes.run.preflight.storage import judge_disk, judge_means, judge_snapshots
 from caffe_recipes.run.preflight.trials import judge_programs, try_trainer
 from caffe_recipes.run.training_plan import find_servers
 from caffe_recipes.units import describe_bytes

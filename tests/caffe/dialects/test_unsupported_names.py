@@ -7,7 +7,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import field_dialects, layer_type_dialects, nearest_layer_type
 from caffe_recipes.caffe.dialects.unsupported_names import FIELDS, TYPES, find_fork_type
-from caffe_recipes.caffe.text.parser import hint_for_field
+from caffe_recipes.caffe.text.hints import hint_for_field
 from caffe_recipes.wording import find_slip
 
 

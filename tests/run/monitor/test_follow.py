@@ -23,7 +23,8 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
-from caffe_recipes.run.monitor.follow import AttachOptions, FollowedRun, FollowEnv, attach
+from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
+from caffe_recipes.run.monitor.followed_run import FollowedRun
 from caffe_recipes.run.monitor.run_files import FilePiece
 from tests.cli.command_line import call_main
 from tests.run.recorded_run import EVALUATED, HERE, Event, finished, interrupted, launched, started

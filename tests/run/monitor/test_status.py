@@ -21,10 +21,8 @@ from caffe_recipes.errors import ClusterError, HostFailed, InputError
 from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.follow import FollowEnv, StatusOptions
-from caffe_recipes.run.monitor.status import (
-    StatusEntry,
-    find_status,
-    find_statuses,
+from caffe_recipes.run.monitor.status import StatusEntry, find_status, find_statuses
+from caffe_recipes.run.monitor.status_text import (
     status_as_json,
     status_details,
     status_table,

@@ -14,8 +14,8 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.policy import Policy
+from caffe_recipes.run.preflight.disks import check_disk, check_snapshots
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Processors, Stray, lmdb_path
-from caffe_recipes.run.preflight.storage import check_disk, check_snapshots
 from caffe_recipes.run.trainer import Checkpoint
 from caffe_recipes.run.training_plan import plan_training
 from tests.stand_in_host import StandInHost

@@ -22,9 +22,10 @@ from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.preflight.findings import CheckResult
+from caffe_recipes.run.preflight.lmdbs import check_means
 from caffe_recipes.run.preflight.machine import check_spares
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
-from caffe_recipes.run.preflight.storage import check_means, check_start
+from caffe_recipes.run.preflight.storage import check_start
 from caffe_recipes.run.snapshots import digest_weights
 from caffe_recipes.run.training_plan import plan_training
 from tests.stand_in_host import StandInHost
