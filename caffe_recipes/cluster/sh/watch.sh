@@ -1,4 +1,4 @@
-# Reads the files of runs on another host, for monitor/files.py. Does not write, lock or signal anything.
+# Reads the files of runs on another host, for monitor/run_files.py. Does not write, lock or signal anything.
 
 # Is the run's process alive? Process ids are reused, but a live run has its journal open. We cannot see the open files of
 # another user's process, and sometimes not even the process.
