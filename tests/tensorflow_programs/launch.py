@@ -7,13 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tensorflow_programs"
 PYTHON = ROOT / ".venv-tf" / "bin" / "python"
+FORK_SERVER = Path(__file__).with_name("fork_server.py")
 MPIEXEC = Path(sys.executable).with_name("mpiexec.hydra")
 RATES = ROOT / "jobs" / "tf-256n-90ep"
 TRAIN_COUNT, VAL_COUNT = 1438, 359
@@ -70,6 +73,36 @@ def evaluate_command(digits: Digits, model: Path) -> list[str]:
     ]
 
 
+@cache
+def forking_python() -> list[str]:
+    """Return words that stand for a Python that has imported TensorFlow and Horovod, which takes 3 s of CPU.
+
+    Its programs are forks of a server that starts here and ends with the tests.
+    """
+    path = f"{tempfile.mkdtemp(prefix='caffe-recipes-fork-', dir='/tmp')}/socket"
+    server = subprocess.Popen(
+        [str(PYTHON), str(FORK_SERVER), path],
+        env=environment(RATES),
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
+    _kept.append(server)
+    return [str(PYTHON), "-IS", str(FORK_SERVER), path]
+
+
+_kept: list[subprocess.Popen[str]] = []  # the server ends as its stdin does
+
+
+def fork(command: Sequence[str]) -> list[str]:
+    """Return a command whose programs are forks of a server; their launcher, flags and files are as given."""
+    at = command.index(str(PYTHON))
+    return [*command[:at], *forking_python(), *command[at + 1 :]]
+
+
 def run(command: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, stdout and stderr in one."""
     return subprocess.run(
@@ -100,9 +133,9 @@ def read_steps(log: str) -> dict[int, tuple[float, float]]:
 
 
 def train(ranks: int, digits: Digits, model: Path, *more: str, programs: Path = PROGRAMS) -> dict[int, float]:
-    """Train without random crops; return the loss of each step."""
+    """Train without random crops; return the loss of each step. Changed programs run as forks."""
     command = train_command(ranks, digits, model, "--deterministic", *more, programs=programs)
-    done = run(command, environment(digits.rates))
+    done = run(command if programs == PROGRAMS else fork(command), environment(digits.rates))
     assert done.returncode == 0, done.stdout
     return {step: loss for step, (loss, _) in read_steps(done.stdout).items()}
 
@@ -110,7 +143,7 @@ def train(ranks: int, digits: Digits, model: Path, *more: str, programs: Path = 
 def ask(code: str, *arguments: object) -> Any:  # noqa: ANN401 - JSON
     """Run code of TensorFlow beside the programs; return what it prints last, which is JSON."""
     done = subprocess.run(
-        [str(PYTHON), "-c", code, *map(str, arguments)],
+        [*forking_python(), "-c", code, *map(str, arguments)],
         env=environment(RATES, PYTHONPATH=f"{PROGRAMS}{os.pathsep}{RATES}"),
         capture_output=True,
         text=True,

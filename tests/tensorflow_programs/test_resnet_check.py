@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.tensorflow_programs.launch import PROGRAMS, PYTHON, RATES, SMALL, ask, environment, refuse, run
+from tests.tensorflow_programs.launch import (
+    PROGRAMS,
+    PYTHON,
+    RATES,
+    SMALL,
+    ask,
+    environment,
+    fork,
+    refuse,
+    run,
+)
 
 pytestmark = pytest.mark.tensorflow
 
@@ -74,7 +84,7 @@ def test_a_sound_checkpoint_is_read_back(saved: Path) -> None:
 def test_a_checkpoint_that_is_not_the_finished_model_is_refused(
     saved: Path, name: str, option: str, message: str
 ) -> None:
-    line = refuse(check_command(saved / name, *option.split()), environment(RATES))
+    line = refuse(fork(check_command(saved / name, *option.split())), environment(RATES))
     assert line.startswith(f"resnet_check.py: {saved / name}: {message}")
 
 
@@ -96,5 +106,5 @@ def test_a_checkpoint_that_is_half_written_is_refused(
             size = len(data)
             data = data[: size // 2] + (bytes(size // 4) + data[size // 2 + size // 4 :]) * is_filled
         (tmp_path / file.name).write_bytes(data)
-    line = refuse(check_command(tmp_path / "model"), environment(RATES))
+    line = refuse(fork(check_command(tmp_path / "model")), environment(RATES))
     assert re.match(f"resnet_check.py: {tmp_path}/model: {message}", line)

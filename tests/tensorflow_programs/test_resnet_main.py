@@ -24,6 +24,7 @@ from tests.tensorflow_programs.launch import (
     Digits,
     ask,
     environment,
+    fork,
     read_steps,
     refuse,
     run,
@@ -181,7 +182,7 @@ def test_killed_at_three_steps_a_run_has_the_losses_rates_and_images_of_one_that
     (tmp_path / "resnet_main.py").write_text(NOTING)
     options = (f"--train_steps={end}", "--deterministic", "--save_checkpoints_steps=4")
     whole = train_command(2, digits, tmp_path / "whole", *options, programs=tmp_path)
-    done = run(whole, environment(digits.rates))
+    done = run(fork(whole), environment(digits.rates))
     assert done.returncode == 0, done.stdout
     wanted = read_steps(done.stdout)
     assert list(wanted) == list(range(end))
@@ -253,7 +254,7 @@ def test_an_untrainable_setting_is_refused_before_the_first_step(
     digits: Digits, tmp_path: Path, option: str, message: str
 ) -> None:
     command = train_command(2, digits, tmp_path / "model", "--train_steps=20", *option.split())
-    assert message in refuse(command, environment(digits.rates))
+    assert message in refuse(fork(command), environment(digits.rates))
     assert not (tmp_path / "model").exists()
 
 
@@ -275,7 +276,7 @@ def test_two_groups_train_on_their_own_files_and_the_reader_of_a_missing_one_nam
     seed = json.loads((data / ".manifest.json").read_text())["seed"]
     file = data / deal_files(sorted(path.name for path in data.glob("train-*")), 2, 1, seed)[0]
     file.unlink()
-    line = refuse(command, environment(digits.rates))
+    line = refuse(fork(command), environment(digits.rates))
     assert f"{file}: missing on " in line
     assert line.endswith("; group 1 of 2 reads it; copy the records again")
 
@@ -284,7 +285,7 @@ def test_a_horovod_of_another_mpi_is_found_before_training(digits: Digits, tmp_p
     # Its launcher starts two ranks, each of which sees itself alone.
     command = train_command(2, digits, tmp_path / "model")[3:]
     env = environment(digits.rates, OMPI_COMM_WORLD_SIZE="2")
-    assert "the launcher started 2 ranks, but Horovod sees 1" in refuse(command, env)
+    assert "the launcher started 2 ranks, but Horovod sees 1" in refuse(fork(command), env)
 
 
 def test_a_python_without_horovod_or_rates_is_named(digits: Digits, tmp_path: Path) -> None:
@@ -298,7 +299,7 @@ def test_a_python_without_horovod_or_rates_is_named(digits: Digits, tmp_path: Pa
 
 def test_a_label_that_is_out_of_range_ends_the_run(digits: Digits, tmp_path: Path) -> None:
     command = train_command(1, digits, tmp_path / "model", "--train_steps=20", "--num_label_classes=5")
-    line = refuse(command[3:], environment(digits.rates), status=3)
+    line = refuse(fork(command[3:]), environment(digits.rates), status=3)
     assert re.fullmatch(
         r"resnet_main.py: label out of range: ([6-9]|10) is not from 1 to 5; "
         r"check --label_offset and --num_label_classes",
@@ -313,6 +314,7 @@ def test_a_checkpoint_of_another_model_or_one_that_is_missing_or_truncated_is_re
     command = train_command(1, digits, model)[3:]
     assert run([*command, "--train_steps=11"], env).returncode == 0
     before = {path: path.stat().st_mtime_ns for path in model.iterdir()}
+    command = fork(command)
     line = refuse([*command, "--train_steps=20", "--num_label_classes=11"], env)
     assert "dense/kernel has shape [512, 10], but the model needs shape [512, 11]" in line
     model.joinpath("model.ckpt-11.index").rename(tmp_path / "index")

@@ -23,8 +23,8 @@ trained = {one.name for one in tf.trainable_variables()}
 found = {}
 with tf.Session() as session:
     session.run(tf.global_variables_initializer())
-    for one in tf.global_variables():
-        value = session.run(one)
+    variables = tf.global_variables()
+    for one, value in zip(variables, session.run(variables)):
         found[one.name] = {
             "shape": value.shape, "std": float(value.std()), "largest": float(abs(value).max()),
             "is_trained": one.name in trained,

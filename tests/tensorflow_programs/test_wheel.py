@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tensorflow_programs.launch import PROGRAMS, PYTHON, environment, run
+from tests.tensorflow_programs.launch import PROGRAMS, PYTHON, environment, fork, run
 from tests.test_wheel import build_wheel
 
 pytestmark = pytest.mark.tensorflow
@@ -20,7 +20,7 @@ def test_the_wheels_programs_start(tmp_path: Path) -> None:
     for name in ("resnet_main.py", "resnet_eval.py", "resnet_check.py"):
         text = (copies / name).read_text()
         assert text == (PROGRAMS / name).read_text()
-        done = run([str(PYTHON), str(copies / name), "--help"], environment(tmp_path))
+        done = run(fork([str(PYTHON), str(copies / name), "--help"]), environment(tmp_path))
         first_line = (ast.get_docstring(ast.parse(text)) or "").splitlines()[0]
         assert done.stdout.lstrip().startswith(first_line)
         assert f"{copies / name}:\n" in done.stdout
