@@ -185,7 +185,7 @@ def test_a_greeting_shell_and_a_silent_name_server_are_tolerated(
 
 # As Caffe's own text format, hydra, sh, ssh and the file systems meet them; line breaks the model refuses.
 BAD = "a b'c\"$(touch hacked)`touch hacked`;touch hacked&*~{x,y}\\ é #"
-STAND_IN = f'#!/bin/sh\nexec "{sys.executable}" -I "{ROOT}/tests/stand_in/caffe.py" "$@"\n'
+STAND_IN = f'#!/bin/sh\nexec "{sys.executable}" -IS "{ROOT}/tests/stand_in/caffe.py" "$@"\n'
 
 
 def write_hostile_root(root: Path) -> None:

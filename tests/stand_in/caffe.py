@@ -6,7 +6,7 @@ started from, the phase, and every iteration since: a chain that loses one, or r
 bytes. `behaviour.json` in the working directory scripts what goes wrong; see `behaviour.py`.
 
 Ranks go in step, over TCP to rank 0, as they would over MPI. Those but rank 0 only go along, and import next
-to nothing: a test may start 128 of them.
+to nothing, not even `site` where they are started with -S: a test may start 128 of them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ def main(arguments: list[str]) -> int:
         return 1  # as gflags ends
     if arguments[0] == "train" and ranks.my_rank() > 0:
         return ranks.follow(flags)
+    if sys.flags.no_site:
+        import site
+
+        site.main()
     from tests.stand_in import training
 
     return training.main(arguments[0], flags)

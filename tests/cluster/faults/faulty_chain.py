@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
@@ -47,7 +49,8 @@ GRAPH = RECIPE.replace(
     f"  - {{{{{_SIDE}, snapshot_prefix: {{tmp}}/side}}}}\n  - {{{{name: last, weights: cyc1,",
 )
 PHASES = ("init", "cyc1", "last")
-_STAND_IN = f'#!/bin/sh\nexec "{sys.executable}" -I "{ROOT}/tests/stand_in/caffe.py" "$@"\n'
+_PROGRAM = ROOT / "tests/stand_in/caffe.py"
+_STAND_IN = f'#!/bin/sh\nexec "{sys.executable}" -IS "{_PROGRAM}" "$@"\n'
 _RUN = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "run"]
 _POLL_S = 0.002
 _PATIENCE_S = 120.0
@@ -271,21 +274,27 @@ class FaultyChain:
                 assert "lmdb" not in found or self.of(host, "lmdb/data.mdb").read_bytes() == whole
 
     def expected(self) -> Mapping[str, bytes]:
-        """Train the chain with the stand-in only, on one rank without `run`; return its snapshots."""
-        aside = self.root / "undisturbed"
-        if not aside.exists():
-            lmdb = aside / "tmp/lmdb"
-            lmdb.parent.mkdir(parents=True)
-            lmdb.symlink_to(self.root / "data/train_lmdb")
-            (aside / "recipe.yaml").write_text(self._recipe.format(nodes=self.nodes, tmp="tmp", records=128))
-            plan = plan_training(load_recipe(aside / "recipe.yaml"), "tmp")
-            write_files(plan.files, aside)
-            for step in plan.trainings:
-                weights = [word.replace("tmp/snapshots/", "tmp/") for word in step.arguments]
-                done = subprocess.run(
-                    [self.root / "caffe", *weights], cwd=aside, capture_output=True, text=True, check=False
-                )
-                assert "Optimization Done" in done.stderr, done.stderr
+        """Return the snapshots of an undisturbed chain."""
+        return train_undisturbed(self._recipe.format(nodes=self.nodes, tmp="tmp", records=128))
+
+
+@cache
+def train_undisturbed(recipe: str) -> Mapping[str, bytes]:
+    """Train a chain with the stand-in only, on one rank without `run`; return its snapshots.
+
+    They are a function of the recipe alone, so that many tests share them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        aside = Path(folder)
+        write_lmdb(aside / "tmp/lmdb", 128)
+        (aside / "recipe.yaml").write_text(recipe)
+        plan = plan_training(load_recipe(aside / "recipe.yaml"), "tmp")
+        write_files(plan.files, aside)
+        for step in plan.trainings:
+            words = [word.replace("tmp/snapshots/", "tmp/") for word in step.arguments]
+            command = [sys.executable, "-IS", _PROGRAM, *words]
+            done = subprocess.run(command, cwd=aside, capture_output=True, text=True, check=False)
+            assert "Optimization Done" in done.stderr, done.stderr
         return {path.name: path.read_bytes() for path in (aside / "tmp").glob("*.caffemodel")}
 
 

@@ -21,6 +21,8 @@ _SSHD_OPTIONS = {
     "StrictModes": "no",
     "UseDNS": "no",
     "PrintMotd": "no",
+    # The default, sntrup761x25519, takes each login 0.1 s of CPU.
+    "KexAlgorithms": "curve25519-sha256,curve25519-sha256@libssh.org",  # the second for paramiko
     "MaxStartups": "200",
     "MaxSessions": "200",
     "Subsystem": "sftp internal-sftp",
