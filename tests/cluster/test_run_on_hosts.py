@@ -1,6 +1,6 @@
-"""The digits' five phases by `caffe-recipes run` on two hosts of two ranks each, under one real hydra.
+"""The digits by `caffe-recipes run` on two hosts of two ranks each, under one real hydra.
 
-The recipe's own batch, in a quarter of its epochs, which is enough to read the digits.
+The recipe's own batch, in three of its phases and a fifth of their epochs, which is enough to read the digits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.cluster, needs_local]
 
 BIN = Path(sys.executable).parent
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-ON_TWO_NODES = RescaleTarget(nodes=2, epochs=18)
-PHASES = ("init", "cyc1", "cyc2", "cyc3", "collapse")
+ON_TWO_NODES = RescaleTarget(nodes=2, epochs=24)
+PHASES = ("init", "cyc1", "collapse")
 
 
 class Chain:
@@ -39,7 +39,9 @@ class Chain:
         recipe["name"] = "digits"
         recipe["data"]["train"]["lmdb"] = "/tmp/digits_lmdb"
         recipe["phases"] = [
-            {**phase, "snapshot_prefix": f"/tmp/digits_{phase['name']}"} for phase in recipe["phases"]
+            {**phase, "snapshot_prefix": f"/tmp/digits_{phase['name']}"}
+            for phase in recipe["phases"]
+            if phase["name"] in PHASES
         ]
         (root / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
         (root / "hostfile").write_text("node[1-2]:1\n")
@@ -103,14 +105,14 @@ def test_the_digits_train_on_two_hosts_and_a_killed_run_continues_to_the_same_mo
     for node in cluster.nodes:  # by these names alone: the checkout itself may lie in /tmp
         cluster.run(node, ["sh", "-c", "rm -rf /tmp/digits_*"])
 
-    killed.kill_in("cyc2")
-    assert list(load_journal(killed.run / "journal.jsonl").finished) == ["init", "cyc1"]
+    killed.kill_in("cyc1")
+    assert list(load_journal(killed.run / "journal.jsonl").finished) == ["init"]
     output = killed.finish()
     assert "init: already finished" in output
-    assert "cyc2: the trainer of a killed run" in output
+    assert "cyc1: the trainer of a killed run" in output
     assert killed.launches() == list(PHASES)
     assert killed.models() == undisturbed.models()
     outputs = [load_journal(chain.run / "journal.jsonl").outputs for chain in (undisturbed, killed)]
     assert outputs[0] == outputs[1]
     assert outputs[0] is not None
-    assert outputs[0]["loss3/top-1"] > 0.97
+    assert outputs[0]["loss3/top-1"] > 0.95

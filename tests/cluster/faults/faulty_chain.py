@@ -292,7 +292,7 @@ def train_undisturbed(recipe: str) -> Mapping[str, bytes]:
         write_files(plan.files, aside)
         for step in plan.trainings:
             words = [word.replace("tmp/snapshots/", "tmp/") for word in step.arguments]
-            command = [sys.executable, "-IS", _PROGRAM, *words]
+            command = [sys.executable, "-IS", str(_PROGRAM), *words]
             done = subprocess.run(command, cwd=aside, capture_output=True, text=True, check=False)
             assert "Optimization Done" in done.stderr, done.stderr
         return {path.name: path.read_bytes() for path in (aside / "tmp").glob("*.caffemodel")}
