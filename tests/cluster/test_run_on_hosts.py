@@ -1,6 +1,6 @@
 """The digits by `caffe-recipes run` on two hosts of two ranks each, under one real hydra.
 
-The recipe's own batch, in three of its phases and a fifth of their epochs, which is enough to read the digits.
+The recipe's own batch, in three of its phases and a third of their epochs: enough to read the digits.
 """
 
 from __future__ import annotations
