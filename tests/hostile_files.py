@@ -53,7 +53,8 @@ from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, 
 from caffe_recipes.tensorflow.records import read_records, write_records
 from tests.run.recorded_run import finished, launched
 
-MOST_S = 60  # for one attack; those whose time grows with the square of the size would take hours
+# Of CPU for one attack, since the machine may be busy; those that grow with the square of the size take hours
+MOST_S = 60
 MEMORY_BYTES = 1_500_000_000  # of address space, libraries and all
 _SOLVER = 'base_lr: 1\nlr_policy: "fixed"\nmax_iter: 10\nsnapshot_prefix: "a"\n'
 _LAUGHS = "\n".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9))
@@ -553,17 +554,20 @@ def main(folder: Path) -> None:
     """Read all, or those named; print {name: [outcome, seconds, bytes of the files]}."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     found = {}
+    signal.signal(signal.SIGPROF, _give_up)
     signal.signal(signal.SIGALRM, _give_up)
     for number, (name, attack) in enumerate(ATTACKS.items()):
         home = folder / str(number)
         home.mkdir()
         start = time.perf_counter()
-        signal.alarm(MOST_S)
+        signal.setitimer(signal.ITIMER_PROF, MOST_S)
+        signal.alarm(10 * MOST_S)  # for what waits
         try:
             became = "refused" if attack(home) is None else "read"
         except (CaffeRecipesError, ValueError, OSError, AssertionError) as error:
             became = f"{type(error).__name__}: {error}"
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
         seconds = round(time.perf_counter() - start, 2)
         written = sum(512 * path.stat().st_blocks for path in home.rglob("*") if path.is_file())

@@ -16,7 +16,6 @@ from tests.tensorflow_programs.launch import (
     Digits,
     environment,
     evaluate_command,
-    fork,
     run,
     train_command,
     write_rates,
@@ -39,8 +38,7 @@ def test_two_ranks_learn_97_percent_of_the_digits(digits: Digits, tmp_path: Path
     # The last batch has 9 images, not 50, and each counts as much as any other.
     assert found.top1 * VAL_COUNT == pytest.approx(round(found.top1 * VAL_COUNT), abs=1e-3)
     assert f"Eval results: {{'Top-1 accuracy': {found.top1}" in done.stdout
-    evaluate = fork(evaluate_command(digits, tmp_path / "model"))
-    whole = run([*evaluate, f"--eval_batch_size={VAL_COUNT}"], env)
+    whole = run([*evaluate_command(digits, tmp_path / "model"), f"--eval_batch_size={VAL_COUNT}"], env)
     assert whole.returncode == 0, whole.stdout
     (in_one,) = parse_evaluations(whole.stdout).evaluations
     assert found.loss == pytest.approx(in_one.loss, rel=1e-4)

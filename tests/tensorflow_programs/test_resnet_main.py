@@ -182,7 +182,7 @@ def test_killed_at_three_steps_a_run_has_the_losses_rates_and_images_of_one_that
     (tmp_path / "resnet_main.py").write_text(NOTING)
     options = (f"--train_steps={end}", "--deterministic", "--save_checkpoints_steps=4")
     whole = train_command(2, digits, tmp_path / "whole", *options, programs=tmp_path)
-    done = run(fork(whole), environment(digits.rates))
+    done = run(whole, environment(digits.rates))
     assert done.returncode == 0, done.stdout
     wanted = read_steps(done.stdout)
     assert list(wanted) == list(range(end))
@@ -299,7 +299,7 @@ def test_a_python_without_horovod_or_rates_is_named(digits: Digits, tmp_path: Pa
 
 def test_a_label_that_is_out_of_range_ends_the_run(digits: Digits, tmp_path: Path) -> None:
     command = train_command(1, digits, tmp_path / "model", "--train_steps=20", "--num_label_classes=5")
-    line = refuse(fork(command[3:]), environment(digits.rates), status=3)
+    line = refuse(command[3:], environment(digits.rates), status=3)
     assert re.fullmatch(
         r"resnet_main.py: label out of range: ([6-9]|10) is not from 1 to 5; "
         r"check --label_offset and --num_label_classes",
