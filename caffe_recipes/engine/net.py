@@ -31,9 +31,9 @@ from caffe_recipes.engine.operators.data import (
     first_image_shape,
 )
 from caffe_recipes.engine.operators.elementwise import scales_channels
-from caffe_recipes.engine.operators.loss import LabelError
 from caffe_recipes.engine.operators.operator import (
     Forward,
+    LabelError,
     LayerError,
     TensorShape,
     TensorShapes,

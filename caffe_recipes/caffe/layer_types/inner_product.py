@@ -65,6 +65,12 @@ TYPES = (
         details=lambda layer: str(layer.inner_product_param.num_output),
         kind="matrix",
     ),
-    LayerType("Embed", shapes=_embed, learned=2, no_backward=(0,)),
+    LayerType(
+        "Embed",
+        shapes=_embed,
+        learned=2,
+        fillers=lambda layer: [layer.embed_param.weight_filler, layer.embed_param.bias_filler],
+        no_backward=(0,),
+    ),
     LayerType("Parameter", shapes=_parameter, bottoms=(0, 0), learned=1, is_result=True),
 )

@@ -158,7 +158,21 @@ TYPES = (
         loss_weight=1,
         activation=("Sigmoid", "EuclideanLoss"),
     ),
-    LayerType("SmoothL1Loss", shapes=_smooth_loss, bottoms=(2, 4), loss_weight=0),
+    LayerType(
+        "SmoothL1Loss",
+        blocks=("loss_param",),
+        shapes=_smooth_loss,
+        bottoms=(2, 4),
+        refuses=(
+            Bound(
+                "bottom[2]",
+                lambda layer: len(layer.bottom) == 3,
+                "Caffe aborts: If weights are used, must specify both inside and outside weights",
+                "two or four bottoms",
+            ),
+        ),
+        loss_weight=0,
+    ),
     LayerType("SmoothL1LossOHEM", blocks=("smooth_l1_loss_param", "loss_param"), loss_weight=0),
     LayerType(
         "SoftmaxWithLoss",

@@ -45,6 +45,11 @@ def _normalize(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [bottoms[0]], [SCALAR if layer.norm_param.channel_shared else (bottoms[0][1],)]
 
 
+def _normalize_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
+    one = pb.FillerParameter(type="constant", value=1)
+    return [layer.norm_param.scale_filler if layer.norm_param.HasField("scale_filler") else one]
+
+
 def _batch_norm_passes(found: LayerShapes, phase: int) -> Dim:
     """Count 1 operation per number to normalize, and 2 more for the mean and variance of the batch."""
     param = found.layer.batch_norm_param
@@ -108,5 +113,5 @@ TYPES = (
         in_place=True,
         loses_bottom=lambda layer: layer.mvn_param.normalize_variance,
     ),
-    LayerType("Normalize", blocks=("norm_param",), shapes=_normalize, learned=1),
+    LayerType("Normalize", blocks=("norm_param",), shapes=_normalize, learned=1, fillers=_normalize_fillers),
 )

@@ -66,11 +66,20 @@ def _spatial_pyramid(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [(bottom[0], product([bottom[1], sum_counts(windows)]))], []
 
 
+def pyramid_window(size: int, windows: int) -> tuple[int, int]:
+    """Return the side and the padding of each of `windows` windows over an axis.
+
+    >>> pyramid_window(7, 2), pyramid_window(7, 4)
+    ((4, 1), (2, 1))
+    """
+    kernel = -(-size // windows)
+    return kernel, (kernel * windows - size + 1) // 2
+
+
 def _pyramid_size(size: Dim, windows: int) -> Dim:
     if size is None:
         return None
-    kernel = -(-size // windows)
-    pad = (kernel * windows - size + 1) // 2
+    kernel, pad = pyramid_window(size, windows)
     if pad >= kernel:
         raise MisfitError(f"cannot divide {size} into {windows} windows")
     return pool_size(size, kernel, kernel, pad)

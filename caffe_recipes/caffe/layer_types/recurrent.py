@@ -72,6 +72,20 @@ def _recurrent(layer: pb.LayerParameter, bottoms: Shapes) -> tuple[Dim, list[Dim
     return product(first[2:]), static, [(*first[:2], param.num_output), *[hidden] * exposed]
 
 
+def has_static_input(layer: pb.LayerParameter) -> bool:
+    """Return whether a recurrent layer has a third bottom that is the same in all steps."""
+    return len(layer.bottom) - _count_exposed(layer) == 3
+
+
+def _lstm_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
+    weight, bias = layer.recurrent_param.weight_filler, layer.recurrent_param.bias_filler
+    return [weight, bias, *[weight] * has_static_input(layer), weight]
+
+
+def _rnn_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
+    return [*_lstm_fillers(layer), layer.recurrent_param.weight_filler, layer.recurrent_param.bias_filler]
+
+
 def _count_exposed(layer: pb.LayerParameter) -> int:
     return _STATES[layer.type] * layer.recurrent_param.expose_hidden
 
@@ -80,8 +94,7 @@ def _multiply_adds(found: LayerShapes, phase: int) -> Dim:
     """Count each matrix once per time step and stream; the matrix of a static input, once per stream."""
     steps_streams = (found.bottoms[0] or ())[:2]
     matrices = [shape for shape in found.learned or () if len(shape) == 2]
-    has_static = len(found.bottoms) - _count_exposed(found.layer) == 3
-    static = matrices.pop(1) if has_static else (0,)
+    static = matrices.pop(1) if has_static_input(found.layer) else (0,)
     each_step = sum_counts(product([*steps_streams, *matrix]) for matrix in matrices)
     return sum_counts([each_step, product([*steps_streams[1:], *static])])
 
@@ -93,6 +106,7 @@ _LSTM = LayerType(
     bottoms=(2, 5),
     min_tops=lambda layer: 1 + _count_exposed(layer),
     learned=4,
+    fillers=_lstm_fillers,
     no_backward=(1,),
     multiply_adds=_multiply_adds,
     details=lambda layer: str(layer.recurrent_param.num_output),
@@ -101,6 +115,6 @@ _LSTM = LayerType(
 
 TYPES = (
     _LSTM,
-    replace(_LSTM, name="RNN", shapes=_rnn, bottoms=(2, 4), learned=6),
-    LayerType("LSTMUnit", shapes=_lstm_unit, bottoms=(3, 3), min_tops=lambda layer: 2),
+    replace(_LSTM, name="RNN", shapes=_rnn, bottoms=(2, 4), learned=6, fillers=_rnn_fillers),
+    LayerType("LSTMUnit", shapes=_lstm_unit, bottoms=(3, 3), min_tops=lambda layer: 2, no_backward=(2,)),
 )

@@ -10,10 +10,21 @@ from caffe_recipes.engine.operators import (
     loss,
     normalization,
     pooling,
+    recurrent,
     shape,
 )
 from caffe_recipes.engine.operators.operator import Setup
 
-FAMILIES = (activation, convolution, elementwise, inner_product, loss, normalization, pooling, shape)
+FAMILIES = (
+    activation,
+    convolution,
+    elementwise,
+    inner_product,
+    loss,
+    normalization,
+    pooling,
+    recurrent,
+    shape,
+)
 
 OPERATORS: dict[str, Setup] = {name: setup for family in FAMILIES for name, setup in family.OPERATORS.items()}

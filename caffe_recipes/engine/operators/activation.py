@@ -72,6 +72,17 @@ def _dropout(layer: pb.LayerParameter) -> _Function:
     return lambda x: functional.dropout(x, ratio, training)
 
 
+def _spatial_dropout(layer: pb.LayerParameter) -> _Function:
+    """As `_dropout`, but of whole channels of an image."""
+    ratio, training = layer.dropout_param.dropout_ratio, layer.phase == pb.TRAIN
+
+    def drop(x: Tensor) -> Tensor:
+        kept = functional.dropout(x.new_ones(x.shape[:2]), ratio, training)
+        return x * kept.reshape(*x.shape[:2], *[1] * (x.dim() - 2))
+
+    return drop
+
+
 def _threshold(layer: pb.LayerParameter) -> _Function:
     threshold = layer.threshold_param.threshold
     return lambda x: (x > threshold).to(x.dtype)
@@ -103,6 +114,7 @@ OPERATORS: dict[str, Setup] = {
     "Exp": _pointwise(_exp),
     "Log": _pointwise(_log),
     "Softmax": _softmax,
+    "SpatialDropout": _pointwise(_spatial_dropout),
     "Threshold": _pointwise(_threshold),
     "PReLU": _prelu,
 }

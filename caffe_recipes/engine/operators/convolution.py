@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.layer_types.windows import dilations, per_axis
+from caffe_recipes.caffe.layer_types.windows import dilations, per_axis, windows
 from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, format_shape, layer_error
 
 
@@ -44,4 +45,34 @@ def _convolution(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return forward_folded
 
 
-OPERATORS: dict[str, Setup] = {"Convolution": _convolution, "Deconvolution": _convolution}
+def _im2col(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """The values under the window at each place: channels x kernel values, those of a channel together."""
+    param, shape = layer.convolution_param, shapes.bottoms[0]
+    channel = param.axis % len(shape)
+    axes = len(shape) - channel - 1
+    kernel, stride, pad = windows(param, axes)
+    spread = dilations(param, axes)
+    around = [side for size in reversed(pad) for side in (size, size)]
+    count = shapes.tops[0][channel + 1 :]
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        x = functional.pad(xs[0], around)
+        for axis, (size, step, gap, places) in enumerate(zip(kernel, stride, spread, count, strict=True)):
+            at = torch.arange(places, device=x.device) * step
+            taps = torch.arange(size, device=x.device) * gap
+            chosen = (taps[:, None] + at).flatten()  # the axis becomes (kernel, places)
+            x = x.index_select(channel + 1 + 2 * axis, chosen).unflatten(
+                channel + 1 + 2 * axis, (size, places)
+            )
+        first = channel + 1
+        order = [*range(first), *range(first, first + 2 * axes, 2), *range(first + 1, first + 2 * axes, 2)]
+        return [x.permute(order).reshape(shapes.tops[0])]
+
+    return forward
+
+
+OPERATORS: dict[str, Setup] = {
+    "Convolution": _convolution,
+    "Deconvolution": _convolution,
+    "Im2col": _im2col,
+}

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, class_indices
 
 
 def _inner_product(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
@@ -24,4 +24,18 @@ def _inner_product(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return forward
 
 
-OPERATORS: dict[str, Setup] = {"InnerProduct": _inner_product}
+def _embed(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """Row i of the weights (input_dim, num_output) for each index i, plus the bias."""
+
+    def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        rows = functional.embedding(class_indices(xs[0], layer.embed_param.input_dim), blobs[0])
+        return [rows + blobs[1] if len(blobs) > 1 else rows]
+
+    return forward
+
+
+def _parameter(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    return lambda _, blobs: [blobs[0]]
+
+
+OPERATORS: dict[str, Setup] = {"InnerProduct": _inner_product, "Embed": _embed, "Parameter": _parameter}

@@ -12,32 +12,12 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.logs import SATURATED_LOSS
-from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, layer_error
+from caffe_recipes.caffe.weights import blob_values, load_mean
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, class_indices, layer_error
 from caffe_recipes.errors import RunFailed
 
 FLT_MIN = 1.17549435e-38  # Caffe clamps probabilities to this before it takes the logarithm
 MAX_SATURATED_PASSES = 10  # in a row, since a small batch may occasionally be all wrong
-
-
-class LabelError(Exception):
-    """Raised for a label that is not a class, with its position in the batch and the number of classes."""
-
-    def __init__(self, position: int, label: int, classes: int) -> None:
-        super().__init__(position, label, classes)
-        self.position, self.label, self.classes = position, label, classes
-
-
-def _class_indices(labels: Tensor, classes: int, ignored: int | None) -> Tensor:
-    """Return labels as indices, with 0 for ignored ones. Raises LabelError if a label is not a class."""
-    indices = labels.long()
-    outside = (indices < 0) | (indices >= classes)
-    if ignored is not None:
-        outside &= indices != ignored
-    if bool(outside.any()):
-        position = int(outside.reshape(len(indices), -1).any(1).nonzero()[0])
-        label = int(indices[outside].flatten()[0])
-        raise LabelError(position, label, classes)
-    return indices if ignored is None else torch.where(indices == ignored, 0, indices)
 
 
 class _SoftmaxLosses(torch.autograd.Function):
@@ -104,7 +84,7 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     normalize = _normalizer(layer, outer, inner)
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
-        labels = _class_indices(xs[1], shape[axis], ignored).reshape(-1)
+        labels = class_indices(xs[1], shape[axis], ignored).reshape(-1)
         losses: Tensor = _SoftmaxLosses.apply(_as_rows(xs[0], axis), labels, smoothing)  # type: ignore[no-untyped-call]
         if layer.phase == pb.TRAIN and torch.is_grad_enabled():  # not in a pass whose loss is only displayed
             saturation.watch(losses.detach())
@@ -151,7 +131,7 @@ def _accuracy(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         x = _as_rows(xs[0].detach(), axis)
-        labels = _class_indices(xs[1], shape[axis], ignored).reshape(-1, 1)
+        labels = class_indices(xs[1], shape[axis], ignored).reshape(-1, 1)
         places = torch.arange(shape[axis], device=x.device)
         score = x.gather(1, labels)
         ahead = (x > score) | ((x == score) & (places > labels))
@@ -196,7 +176,7 @@ def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, shapes: TensorShapes) 
 
 def _first_labels(labels: Tensor, items: int, classes: int) -> Tensor:
     """Return one label per item, as Caffe does even if there are more."""
-    return _class_indices(labels.reshape(-1)[:items], classes, None).reshape(-1, 1)
+    return class_indices(labels.reshape(-1)[:items], classes, None).reshape(-1, 1)
 
 
 def _hinge_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
@@ -227,6 +207,80 @@ def _multinomial_logistic_loss(layer: pb.LayerParameter, shapes: TensorShapes) -
     return forward
 
 
+def _smooth_l1_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """sum(outside * f(inside * (a - b))) / items.
+
+    f(d) is s^2 d^2 / 2 where |d| < 1 / s^2, else |d| - 1 / (2 s^2), and s is sigma.
+    Source: Intel Caffe, src/caffe/layers/smooth_L1_loss_layer.cpp.
+    """
+    squared = layer.smooth_l1_loss_param.sigma**2
+    items = _pairs(layer, shapes)
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        difference = xs[0].reshape(-1) - xs[1].reshape(-1)
+        if len(xs) == 4:
+            difference = xs[2].detach().reshape(-1) * difference
+        size = difference.abs()
+        errors = torch.where(size < 1 / squared, 0.5 * squared * difference**2, size - 0.5 / squared)
+        return [(xs[3].detach().reshape(-1) * errors if len(xs) == 4 else errors).sum() / items]
+
+    return forward
+
+
+def _pairs(layer: pb.LayerParameter, shapes: TensorShapes) -> int:
+    """Return what a loss over pairs is divided by: their number, or 1 with `normalization: NONE`."""
+    return 1 if layer.loss_param.normalization == pb.LossParameter.NONE else shapes.bottoms[0][0]
+
+
+def _infogain_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """-sum(H[label, k] * log max(p[k], 1e-20)) / items, where H is the third bottom, or in a file."""
+    items, classes = shapes.bottoms[0][0], math.prod(shapes.bottoms[0][1:])
+    source = layer.infogain_loss_param.source
+    fixed = None if len(shapes.bottoms) == 3 else torch.tensor(list(blob_values(load_mean(source))))
+    if fixed is not None and fixed.numel() != classes**2:
+        what = f"reads a matrix of {fixed.numel():,} numbers for {classes} classes"
+        raise layer_error(layer, what, f"give one of {classes} x {classes}")
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        labels = _first_labels(xs[1], items, classes)[:, 0]
+        matrix = xs[2].detach() if fixed is None else fixed.to(xs[0].device)
+        p = xs[0].reshape(items, classes)
+        floor = p.clamp(min=1e-20)
+        # Below the floor Caffe's gradient is 1 / floor, while that of a clamp would be 0.
+        return [
+            -(matrix.reshape(classes, classes)[labels] * torch.log(p + (floor - p).detach())).sum() / items
+        ]
+
+    return forward
+
+
+def _contrastive_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """sum(d^2) / 2 / items for similar pairs, and max(0, margin - d)^2 for others, at a distance d.
+
+    The third bottom is 0 for pairs that are not similar. With `legacy_version`, their loss is
+    max(0, margin - d^2).
+    """
+    param, items = layer.contrastive_loss_param, _pairs(layer, shapes)
+    rows = shapes.bottoms[0][0]
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        difference = (xs[0] - xs[1]).reshape(rows, -1)
+        square = (difference * difference).sum(1)
+        similar = xs[2].detach().reshape(rows).trunc() != 0
+        if param.legacy_version:
+            losses = torch.where(similar, square, (param.margin - square).clamp(min=0))
+        else:
+            distance = square.detach().sqrt()
+            short = (param.margin - distance).clamp(min=0)
+            # The slope of short^2 over `square`. As in Caffe, 1e-4 keeps it finite for equal pairs.
+            slope = torch.where(similar, 1.0, -short / (distance + 1e-4))
+            value = torch.where(similar, square.detach(), short * short)
+            losses = value + slope * (square - square.detach())
+        return [losses.sum() / items / 2]
+
+    return forward
+
+
 OPERATORS: dict[str, Setup] = {
     "SoftmaxWithLoss": _softmax_loss,
     "Accuracy": _accuracy,
@@ -234,4 +288,7 @@ OPERATORS: dict[str, Setup] = {
     "SigmoidCrossEntropyLoss": _sigmoid_cross_entropy_loss,
     "HingeLoss": _hinge_loss,
     "MultinomialLogisticLoss": _multinomial_logistic_loss,
+    "SmoothL1Loss": _smooth_l1_loss,
+    "InfogainLoss": _infogain_loss,
+    "ContrastiveLoss": _contrastive_loss,
 }

@@ -110,4 +110,55 @@ def _lrn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return across if param.norm_region == param.ACROSS_CHANNELS else within
 
 
-OPERATORS: dict[str, Setup] = {"BatchNorm": _batch_norm, "LRN": _lrn}
+def _mvn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """Subtract the mean of each channel, or of each image, and divide by the standard deviation + eps."""
+    param, shape = layer.mvn_param, shapes.bottoms[0]
+    rows = math.prod(shape[: 1 if param.across_channels else 2])
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        x = xs[0].reshape(rows, -1)
+        if param.normalize_variance:
+            y: Tensor = _Standardized.apply(x, param.eps)  # type: ignore[no-untyped-call]
+        else:
+            y = x - x.mean(1, keepdim=True)
+        return [y.reshape(shape)]
+
+    return forward
+
+
+class _Standardized(torch.autograd.Function):
+    """(x - mean) / (deviation + eps) of each row.
+
+    As in Caffe, the backward pass takes the deviation to be much larger than eps. That of autograd would
+    divide by 0 in a row of equal values.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:  # noqa: ANN401
+        centred = x - x.mean(1, keepdim=True)
+        divisor = centred.square().mean(1, keepdim=True).sqrt() + eps
+        y = centred / divisor
+        ctx.save_for_backward(y, divisor)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        y, divisor = ctx.saved_tensors
+        along = y * (grads[0] * y).mean(1, keepdim=True)
+        return (grads[0] - grads[0].mean(1, keepdim=True) - along) / divisor, None
+
+
+def _normalize(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """Scale the channels of each pixel, or a whole image, to length 1, and multiply by the learned blob."""
+    param, shape = layer.norm_param, shapes.bottoms[0]
+    axes = tuple(range(1, len(shape))) if param.across_spatial else (1,)
+    spread = (-1, *[1] * (len(shape) - 2))
+
+    def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        lengths = ((xs[0] * xs[0]).sum(axes, keepdim=True) + param.eps).sqrt()
+        return [xs[0] / lengths * blobs[0].view(spread)]
+
+    return forward
+
+
+OPERATORS: dict[str, Setup] = {"BatchNorm": _batch_norm, "LRN": _lrn, "MVN": _mvn, "Normalize": _normalize}

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
@@ -63,3 +64,24 @@ def format_shape(shape: Sequence[int]) -> str:
     ('32 3 28 28 (75264)', '(1)')
     """
     return " ".join([*map(str, shape), f"({math.prod(shape)})"])
+
+
+class LabelError(Exception):
+    """Raised for a label that is not a class, with its position in the batch and the number of classes."""
+
+    def __init__(self, position: int, label: int, classes: int) -> None:
+        super().__init__(position, label, classes)
+        self.position, self.label, self.classes = position, label, classes
+
+
+def class_indices(labels: Tensor, classes: int, ignored: int | None = None) -> Tensor:
+    """Return labels as indices, with 0 for ignored ones. Raises LabelError if a label is not a class."""
+    indices = labels.long()
+    outside = (indices < 0) | (indices >= classes)
+    if ignored is not None:
+        outside &= indices != ignored
+    if bool(outside.any()):
+        position = int(outside.reshape(len(indices), -1).any(1).nonzero()[0])
+        label = int(indices[outside].flatten()[0])
+        raise LabelError(position, label, classes)
+    return indices if ignored is None else torch.where(indices == ignored, 0, indices)

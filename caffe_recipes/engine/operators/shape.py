@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, class_indices
 
 
 def _concat(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
@@ -45,6 +45,21 @@ def _crop(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     starts = [0] * axis + offsets
     cuts = tuple(slice(s, s + n) for s, n in zip(starts, shapes.tops[0], strict=True))
     return lambda xs, _: [xs[0][cuts]]
+
+
+def _tile(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    param = layer.tile_param
+    return lambda xs, _: [torch.cat([xs[0]] * param.tiles, param.axis)]
+
+
+def _batch_reindex(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """Select images of the first bottom by the indices in the second."""
+    count = shapes.bottoms[0][0]
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        return [xs[0].index_select(0, class_indices(xs[1], count))]
+
+    return forward
 
 
 def _split(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
@@ -101,4 +116,6 @@ OPERATORS: dict[str, Setup] = {
     "Silence": _silence,
     "ArgMax": _arg_max,
     "Reduction": _reduction,
+    "Tile": _tile,
+    "BatchReindex": _batch_reindex,
 }

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.engine.operators.loss import OPERATORS, LabelError
-from caffe_recipes.engine.operators.operator import Forward, TensorShapes
+from caffe_recipes.engine.operators.loss import OPERATORS
+from caffe_recipes.engine.operators.operator import Forward, LabelError, TensorShapes
 from caffe_recipes.errors import InputError, RunFailed
 
 LOGITS = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32))
