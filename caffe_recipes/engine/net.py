@@ -28,6 +28,8 @@ from caffe_recipes.engine.operators.data import (
     DataContext,
     InputLayer,
     check_data_layer,
+    declare_shapes,
+    file_shapes,
     first_image_shape,
 )
 from caffe_recipes.engine.operators.elementwise import scales_channels
@@ -179,16 +181,19 @@ class RunnableNet:
                 what = "has a loss that another layer also reads: Caffe clears its loss_weight and stops"
                 raise layer_error(layer, what, refusal.write)
         self._split = split
+        sized = deepcopy(split)
+        for layer in sized.layer:
+            declare_shapes(layer, file_shapes(layer))
         found = infer_shapes(
-            split, state.phase, level=level, stages=stages, images=first_image_shape, path=self.path
+            sized, state.phase, level=level, stages=stages, images=first_image_shape, path=self.path
         )
-        for shapes in found.layers:
+        for layer, shapes in zip(split.layer, found.layers, strict=True):
             try:
-                self._add_layer(shapes.layer, require_known_shapes(shapes))
+                self._add_layer(layer, require_known_shapes(shapes))
             except LayerError:
                 raise
             except InputError as error:
-                raise layer_error(shapes.layer, error.without_hint, error.hint) from None
+                raise layer_error(layer, error.without_hint, error.hint) from None
         self._find_outputs()
         self._find_overwritten()
         if state.phase == pb.TRAIN:
@@ -476,10 +481,7 @@ class RunnableNet:
             layer.ClearField("include")
             layer.ClearField("exclude")
             if node.source:
-                layer.type = "Input"
-                layer.ClearField("input_param")
-                for index in node.tops:
-                    layer.input_param.shape.add(dim=self._shapes[index])
+                declare_shapes(layer, [self._shapes[index] for index in node.tops])
         try:
             found = [require_known_shapes(shapes) for shapes in infer_shapes(net, net.state.phase).layers]
         except PrototxtError as error:
@@ -580,8 +582,7 @@ def _check_layers(net: pb.NetParameter) -> None:
                 raise layer_error(
                     layer, f"cannot write its top over its bottom '{top}'", f'top: "{layer.name}"'
                 )
-        if layer.type == "Data":
-            check_data_layer(layer)
+        check_data_layer(layer)
 
 
 def _has_own_shapes(node: LayerNode) -> bool:

@@ -87,12 +87,13 @@ def resize_to_shorter(image: Pixels, shorter: int, param: pb.ResizeParameter, ra
     height, width = image.shape[:2]
     if height < width:
         longer = int(np.float32(width) / np.float32(height) * np.float32(shorter))
-        return _resize(image, shorter, longer, param, random)
+        return resize_to(image, shorter, longer, param, random)
     longer = int(np.float32(height) / np.float32(width) * np.float32(shorter))
-    return _resize(image, longer, shorter, param, random)
+    return resize_to(image, longer, shorter, param, random)
 
 
-def _resize(image: Pixels, height: int, width: int, param: pb.ResizeParameter, random: Random) -> Pixels:
+def resize_to(image: Pixels, height: int, width: int, param: pb.ResizeParameter, random: Random) -> Pixels:
+    """Return the image resized. Raises ValueError if that fails."""
     modes = param.interp_mode
     mode = modes[0 if len(modes) == 1 else random.randrange(len(modes))] if modes else param.LINEAR
     try:
@@ -134,7 +135,7 @@ def random_aspect_ratio(param: pb.TransformationParameter) -> Resize:
                 h, w = w, h
             if 0 < h <= height and 0 < w <= width:
                 y, x = random.randrange(height - h + 1), random.randrange(width - w + 1)
-                return _resize(image[y : y + h, x : x + w], size, size, own.resize_param, random)
+                return resize_to(image[y : y + h, x : x + w], size, size, own.resize_param, random)
         return resize_to_shorter(image, size, own.resize_param, random)
 
     return resize

@@ -63,7 +63,8 @@ def mvn(across: bool, variance: bool) -> Reference:
 def normalize(across: bool) -> Reference:
     def expected(x: Array, scale: Array) -> Array:
         lengths = np.sqrt((x * x).sum((1, 2, 3) if across else 1, keepdims=True) + 1e-10)
-        return x / lengths * (scale if scale.ndim == 0 else scale[:, None, None])
+        y: Array = x / lengths * (scale if scale.ndim == 0 else scale[:, None, None])
+        return y
 
     return expected
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from random import Random
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -14,10 +18,13 @@ from torch import Generator, Tensor
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, open_datums
 from caffe_recipes.caffe.layer_types.dimensions import Image
+from caffe_recipes.caffe.layer_types.entry import own_block
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.hdf5_rows import HDF5Rows
+from caffe_recipes.engine.image_lists import decode_listed, load_image_list
 from caffe_recipes.engine.operators.operator import Forward, TensorShape, TensorShapes, layer_error
-from caffe_recipes.engine.transform import Pixels, Transform, decode_datum, format_size, match_caffe_opencv
+from caffe_recipes.engine.transform import Pixels, Transform, decode, format_size, match_caffe_opencv
 from caffe_recipes.errors import DataError
 
 
@@ -84,21 +91,46 @@ class LoadedBatch:
     keys: list[str]
 
 
+class Records(Protocol):
+    """Images and labels by index: an LMDB, or a list of files."""
+
+    @property
+    def path(self) -> Path: ...  # noqa: D102
+
+    @property
+    def keys(self) -> Sequence[bytes]: ...  # noqa: D102
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> pb.Datum: ...
+
+    def close(self) -> None: ...  # noqa: D102
+
+
 class RecordReader:
-    """Prefetches batches of an LMDB for one rank in a thread, whose errors are raised by `next`."""
+    """Prefetches batches of records for one rank in a thread, whose errors are raised by `next`.
+
+    `param` has the batch_size of the layer and whether it shuffles; `decode` makes the pixels of a record.
+    """
 
     def __init__(
-        self, layer: pb.LayerParameter, datums: Datums, transform: Transform, context: DataContext
+        self,
+        datums: Records,
+        decode: Callable[[pb.Datum], Pixels],
+        param: pb.DataParameter | pb.ImageDataParameter,
+        transform: Transform,
+        context: DataContext,
     ) -> None:
-        param = layer.data_param
-        self._datums, self._transform, self._param = datums, transform, layer.transform_param
+        self._datums, self._transform, self._decode = datums, transform, decode
         self._size = param.batch_size
         seed = context.shuffle_seed if param.shuffle else None
-        self._order = record_order(len(datums), context.rank, context.ranks, seed)
+        skipped = Random(context.shuffle_seed).randrange(param.rand_skip) if param.rand_skip else 0
+        self._order = record_order(len(datums), context.rank + skipped, context.ranks, seed)
         self._random = Random(context.augment_seed)
         self._cache: dict[int, tuple[Pixels, int]] = {}
         self._cached_bytes = 0
-        self._ready: queue.Queue[LoadedBatch | Exception] = queue.Queue(max(1, min(param.prefetch, 4)))
+        ahead = getattr(param, "prefetch", 4)
+        self._ready: queue.Queue[LoadedBatch | Exception] = queue.Queue(max(1, min(ahead, 4)))
         self._is_pinned = context.device != "cpu"  # a GPU copies pinned memory while it computes
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read_ahead, daemon=True)
@@ -171,7 +203,7 @@ class RecordReader:
             hint = "build the LMDB with encoded images, since Caffe scrambles raw ones here"
             raise self._record_error(record, "is not encoded, but transform_param resizes it", hint)
         try:
-            image = decode_datum(datum, self._param), datum.label
+            image = self._decode(datum), datum.label
         except ValueError as error:
             raise self._record_error(record, str(error)) from None
         self._cached_bytes += image[0].nbytes
@@ -179,9 +211,10 @@ class RecordReader:
             self._cache[record] = image
         return image
 
-    def _record_error(self, record: int, what: str, hint: str = "build the LMDB again") -> DataError:
+    def _record_error(self, record: int, what: str, hint: str = "") -> DataError:
         key = self._datums.keys[record].decode(errors="replace")
-        return DataError(self._datums.path, f"record '{key}' {what}", hint)
+        again = "build the LMDB again" if isinstance(self._datums, Datums) else "replace the file"
+        return DataError(self._datums.path, f"record '{key}' {what}", hint or again)
 
     def check_first_record(self, shape: TensorShape) -> None:
         """Raise DataError unless the transformed first record has the shape (channels, height, width)."""
@@ -210,18 +243,55 @@ def first_image_shape(source: str) -> Image:
         return channels, height, width
 
 
+def declare_shapes(layer: pb.LayerParameter, shapes: Sequence[TensorShape] | None) -> None:
+    """Turn a data layer into an Input of these shapes, if any are given, to infer those of other layers."""
+    if shapes is None:
+        return
+    layer.type = "Input"
+    layer.ClearField("input_param")
+    for shape in shapes:
+        layer.input_param.shape.add(dim=shape)
+
+
+_SOURCES = {
+    "Data": "the folder of an LMDB",
+    "ImageData": "a list of images and labels",
+    "HDF5Data": "a list of HDF5 files",
+}
+
+
 def check_data_layer(layer: pb.LayerParameter) -> None:
-    """Raise InputError for a Data layer that Caffe or the engine cannot read."""
-    param = layer.data_param
-    if param.backend != param.LMDB:
+    """Raise InputError for a data layer that Caffe or the engine cannot read."""
+    if layer.type not in _SOURCES:
+        return
+    block = own_block(layer.type)
+    param = getattr(layer, block)
+    if layer.type == "Data" and param.backend != param.LMDB:
         raise layer_error(layer, "reads a LevelDB", "convert it, and write backend: LMDB")
     if not param.source:
-        raise layer_error(layer, "source is missing", "give the folder of an LMDB")
+        raise layer_error(layer, "source is missing", f"give {_SOURCES[layer.type]}")
     for name in ("scale", "mean_file", "crop_size", "mirror"):
-        if param.HasField(name):
-            raise layer_error(
-                layer, f"data_param.{name} is in the old format", f"write transform_param.{name}"
-            )
+        if name in param.DESCRIPTOR.fields_by_name and param.HasField(name):
+            raise layer_error(layer, f"{block}.{name} is in the old format", f"write transform_param.{name}")
+    for name in ("min_height", "min_width") if layer.type == "ImageData" else ():
+        if getattr(param, name):
+            raise layer_error(layer, f"{block}.{name} is not supported", "write new_height and new_width")
+
+
+def file_shapes(layer: pb.LayerParameter) -> list[TensorShape] | None:
+    """Return the shapes of the tops of a layer whose files say what they are; None for other layers."""
+    if layer.type == "HDF5Data":
+        return HDF5Rows(layer, 0, 1, 0).shapes()
+    param = layer.image_data_param
+    if layer.type != "ImageData" or layer.transform_param.crop_size or param.new_height:
+        return None
+    with closing(load_image_list(layer)) as files:
+        try:
+            height, width, channels = decode_listed(layer, files[0]).shape
+        except ValueError as error:
+            key = files.keys[0].decode(errors="replace")
+            raise DataError(files.path, f"record '{key}' {error}", "replace the file") from None
+    return [(param.batch_size, channels, height, width), (param.batch_size,)]
 
 
 def _data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataContext) -> InputLayer:
@@ -229,7 +299,25 @@ def _data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataContext) 
     source_path = layer.data_param.source
     datums = open_datums(source_path)
     context.log.info("db_lmdb.cpp:61", f"Opened lmdb {source_path}")
-    reader = RecordReader(layer, datums, Transform(layer.transform_param, layer.phase), context)
+    transform = Transform(layer.transform_param, layer.phase)
+    reader = RecordReader(
+        datums, partial(decode, param=layer.transform_param), layer.data_param, transform, context
+    )
+    return _images(layer, reader, source_path, shapes, context)
+
+
+def _image_data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataContext) -> InputLayer:
+    """Set up a layer that reads the images that a text file lists, with their labels."""
+    files = load_image_list(layer)
+    context.log.info("image_data_layer.cpp:74", f"A total of {len(files)} images.")
+    transform = Transform(layer.transform_param, layer.phase)
+    reader = RecordReader(files, partial(decode_listed, layer), layer.image_data_param, transform, context)
+    return _images(layer, reader, str(files.path), shapes, context)
+
+
+def _images(
+    layer: pb.LayerParameter, reader: RecordReader, path: str, shapes: TensorShapes, context: DataContext
+) -> InputLayer:
     reader.check_first_record(shapes.tops[0][1:])
     context.log.info("data_layer.cpp:80", "output data size: " + ",".join(map(str, shapes.tops[0])))
 
@@ -238,7 +326,19 @@ def _data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataContext) 
         source.keys = batch.keys
         return [batch.images, batch.labels][: len(layer.top)]
 
-    source = InputLayer(forward, source_path, close=reader.close)
+    source = InputLayer(forward, path, close=reader.close)
+    return source
+
+
+def _hdf5_data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataContext) -> InputLayer:
+    """Set up a layer that reads rows of the datasets named like its tops."""
+    rows = HDF5Rows(layer, context.rank, context.ranks, context.shuffle_seed)
+
+    def forward(*_: object) -> list[Tensor]:
+        batch, source.keys = rows.next()
+        return [torch.from_numpy(values) for values in batch]
+
+    source = InputLayer(forward, layer.hdf5_data_param.source)
     return source
 
 
@@ -264,6 +364,8 @@ def _dummy_data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataCon
 
 SOURCES: dict[str, Callable[[pb.LayerParameter, TensorShapes, DataContext], InputLayer]] = {
     "Data": _data,
+    "ImageData": _image_data,
+    "HDF5Data": _hdf5_data,
     "Input": _input,
     "DummyData": _dummy_data,
 }

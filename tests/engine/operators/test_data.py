@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext, RecordReader, record_order
-from caffe_recipes.engine.transform import Transform
+from caffe_recipes.engine.transform import Transform, decode
 from caffe_recipes.errors import InputError
 
 QUIET = Log(enabled=False)
@@ -201,9 +202,10 @@ def test_any_error_while_reading_ahead_reaches_the_reader(
     raw(tmp_path / "lmdb", [0, 1, 2])
     layer = parse_prototxt(data("batch_size: 2"), pb.NetParameter).layer[0]
     datums = open_datums("lmdb")
-    reader = RecordReader(
-        layer, datums, Transform(layer.transform_param, pb.TEST), DataContext(0, 1, 0, 0, QUIET)
-    )
+    transform = Transform(layer.transform_param, pb.TEST)
+    context = DataContext(0, 1, 0, 0, QUIET)
+    as_is = partial(decode, param=layer.transform_param)
+    reader = RecordReader(datums, as_is, layer.data_param, transform, context)
     datums.close()
     with pytest.raises(ValueError, match="is closed"):
         reader.next()
