@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.transform import Pixels, decode, resize_to
+from caffe_recipes.engine.transform import Pixels, decode_datum, resize_to
 from caffe_recipes.errors import DataError
 from caffe_recipes.files.bounded_reads import load_within, read_within
 from caffe_recipes.wording import describe_count
@@ -83,7 +83,7 @@ def decode_listed(layer: pb.LayerParameter, datum: pb.Datum) -> Pixels:
     """Return the pixels of a listed image, in colour or not, resized to new_height x new_width if given."""
     param = layer.image_data_param
     color = pb.TransformationParameter(force_color=param.is_color, force_gray=not param.is_color)
-    image = decode(datum, color)
+    image = decode_datum(datum, color)
     if param.new_height and param.new_width:
         return resize_to(image, param.new_height, param.new_width, pb.ResizeParameter(), Random(0))
     return image

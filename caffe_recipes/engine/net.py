@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +19,7 @@ from google.protobuf import text_format
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import unsupported_names
 from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
 from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, stats_images
@@ -166,6 +169,10 @@ class RunnableNet:
         state = param.state
         filtered = filter_net(param, lambda text: self._log.info("net.cpp:1286", text))
         _check_layers(filtered)
+        for layer in filtered.layer:
+            if layer.type in unsupported_names.TYPES:
+                fork = unsupported_names.TYPES[layer.type].fork
+                self._log.info("caffe-torch", f"layer '{layer.name}' ({layer.type}) is of {fork}")
         level, stages = state.level, list(state.stage)
         # Check the net before splits are inserted, so that errors have the user's names of layers and blobs.
         infer_shapes(filtered, state.phase, level=level, stages=stages, path=self.path)
@@ -474,7 +481,7 @@ class RunnableNet:
 
     def _reshape(self, source: LayerNode) -> None:
         """Set up the layers for a new batch size, as Caffe does in each pass."""
-        net = pb.NetParameter()
+        net = type(self._split)()
         for node in self.nodes:
             layer = net.layer.add()
             layer.CopyFrom(node.param)
@@ -563,14 +570,36 @@ class RunnableNet:
                 node.source.close()
 
 
-def _check_layers(net: pb.NetParameter) -> None:
-    """Raise InputError for a layer that Caffe rejects, or for all layers that the engine does not support."""
-    unsupported = [layer for layer in net.layer if layer.type not in SOURCES and layer.type not in OPERATORS]
+def check_supported(net: pb.NetParameter, path: str) -> None:
+    """Raise InputError that names all layers of a net, in its own state, that the engine does not support."""
+    state = net.state
+    kept = select_layers(net, state.phase, state.level, state.stage)
+    try:
+        _check_types(kept)
+    except LayerError as error:
+        raise error.reworded(where=f"{path}: {error.where}") from None
+
+
+_WHY = {
+    "MemoryData": "MemoryData is filled by a program's own code",
+    "Python": "Python layers are code that only pycaffe calls",
+    "WindowData": "WindowData is for detectors",
+}
+
+
+def _check_types(layers: Sequence[pb.LayerParameter]) -> None:
+    unsupported = [layer for layer in layers if layer.type not in SOURCES and layer.type not in OPERATORS]
     if unsupported:
         types = ", ".join(dict.fromkeys(f"'{layer.type}'" for layer in unsupported))
         where = ", ".join(f"layer '{layer.name}' ({layer.type})" for layer in unsupported)
         what = f"type {types} is not supported" if "," not in types else f"types {types} are not supported"
-        raise LayerError(where, what, f"supported types: {', '.join(sorted({*SOURCES, *OPERATORS}))}")
+        why = [_WHY[name] for name in _WHY if any(layer.type == name for layer in unsupported)]
+        raise LayerError(where, "; ".join([what, *why]), "docs/engine.md lists those that are")
+
+
+def _check_layers(net: pb.NetParameter) -> None:
+    """Raise InputError for a layer that Caffe rejects, or for all layers that the engine does not support."""
+    _check_types(net.layer)
     for layer in net.layer:
         for refusal in find_refusals(layer, net.engine):
             raise layer_error(layer, refusal.what, refusal.write)

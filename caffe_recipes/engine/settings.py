@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import load_prototxt
+from caffe_recipes.caffe.dialects import load_dialects
+from caffe_recipes.caffe.dialects.convert import convert_document
+from caffe_recipes.caffe.dialects.schema import load_lenient, outer_foreign
+from caffe_recipes.caffe.prototxt import Document, is_kind, load_prototxt
 from caffe_recipes.caffe.rates import check_rates
-from caffe_recipes.caffe.upgrade import SOLVER_TYPES
-from caffe_recipes.errors import InputError
+from caffe_recipes.caffe.text.parser import ForeignName
+from caffe_recipes.caffe.upgrade import SOLVER_TYPES, upgrade_net
+from caffe_recipes.errors import InputError, PrototxtError
 
 _TYPES = tuple(SOLVER_TYPES.values())
 
@@ -100,9 +106,9 @@ def train_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, s
     elif solver.HasField("train_net"):
         net, source = load_net(solver.train_net), solver.train_net
     state = pb.NetState(phase=pb.TRAIN)
-    state.MergeFrom(net.state)
+    state.MergeFromString(net.state.SerializeToString())
     state.MergeFrom(solver.train_state)
-    net.state.CopyFrom(state)
+    net.state.ParseFromString(state.SerializeToString())
     return net, source
 
 
@@ -113,10 +119,10 @@ def test_nets(solver: pb.SolverParameter, path: str) -> list[tuple[pb.NetParamet
     nets += [_common_net(solver, path) for _ in range(len(solver.test_iter) - len(nets))]
     for index, (net, _) in enumerate(nets):
         state = pb.NetState(phase=pb.TEST)
-        state.MergeFrom(net.state)
+        state.MergeFromString(net.state.SerializeToString())
         if solver.test_state:
             state.MergeFrom(solver.test_state[index])
-        net.state.CopyFrom(state)
+        net.state.ParseFromString(state.SerializeToString())
     return nets
 
 
@@ -127,12 +133,44 @@ def _common_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter,
 
 
 def load_net(path: str) -> pb.NetParameter:
-    """Return the net in a file. Raises InputError for the old formats, which Caffe would upgrade."""
-    net = load_prototxt(path, pb.NetParameter)
-    if net.layers:
-        raise InputError(path, "has `layers` in the old format", "run caffe-recipes upgrade on it")
-    if net.input:
-        raise InputError(path, "has `input` in the old format", "run caffe-recipes upgrade on it")
+    """Return the net in a file of any Caffe, upgraded from the old formats as Caffe does.
+
+    A net of another Caffe is converted to ours where it means the same. Other fields that the engine runs
+    stay, in the schema of all Caffes. Raises InputError that names all fields that it does not run.
+    """
+    document = load_lenient(path)
+    if not is_kind(document.message, pb.NetParameter):
+        raise InputError(path, "is not a net", "give the prototxt of a net")
+    try:
+        net = upgrade_net(document.message).message
+    except PrototxtError as error:
+        raise error.reworded(where=document.where(error.where)) from None
     if not Path(path).is_file() or not net.layer:
         raise InputError(path, "has no layers", "give the prototxt of a net")
-    return net
+    unknown = [name for name in outer_foreign(document) if (name.owner, name.name) not in RUN_FIELDS]
+    given: Document[Any] = replace(document, message=net)
+    return _convert(given, unknown) if unknown else net
+
+
+# Fields of other Caffes that operators read.
+RUN_FIELDS = frozenset(
+    (
+        ("LayerParameter", "clip_param"),
+        ("LayerParameter", "interp_param"),
+        ("LayerParameter", "shuffle_channel_param"),
+        ("LayerParameter", "swish_param"),
+        ("PoolingParameter", "ceil_mode"),
+        ("PoolingParameter", "round_mode"),
+    )
+)
+
+
+def _convert(document: Document[Any], unknown: Sequence[ForeignName]) -> pb.NetParameter:
+    """Return a net of the one dialect that has all its names in our schema. Raises InputError."""
+    for dialect in load_dialects().values():
+        if all(dialect.knows(name.owner, name.name) for name in unknown):
+            net: pb.NetParameter = convert_document(document, dialect.name)[0].message
+            return net
+    names = dict.fromkeys(f"{name.owner}.{name.name}" for name in unknown)
+    what = f"has fields of another Caffe that the engine does not run: {', '.join(names)}"
+    raise InputError(document.path, what, "docs/engine.md lists what it runs")

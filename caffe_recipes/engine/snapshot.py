@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import to_ours
 from caffe_recipes.caffe.weights import blob_shape, blob_values, fits_shape, packed_data, save_message
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
@@ -49,7 +50,7 @@ def build_net_message(net: RunnableNet) -> pb.NetParameter:
     message = pb.NetParameter(name=net.name)
     for node in net.nodes:
         layer = message.layer.add()
-        layer.CopyFrom(node.param)
+        layer.ParseFromString(to_ours(node.param).SerializeToString())
         for blob, shape in zip(node.blobs, node.learned, strict=True):
             _fill_blob(layer.blobs.add(), blob.reshape(shape))
     return message

@@ -24,7 +24,7 @@ from caffe_recipes.caffe.rates import float32
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
 from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_host
 from caffe_recipes.engine.glog import Log, format_number
-from caffe_recipes.engine.net import LayerNode, RunnableNet
+from caffe_recipes.engine.net import LayerNode, RunnableNet, check_supported
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.settings import load_net, test_nets, train_net
 from caffe_recipes.engine.snapshot import check_complete, check_prefix, copy_history, copy_weights
@@ -117,6 +117,9 @@ def prepare_solver(
     rank_seed = (seed * ranks.size + ranks.rank) % 2**62
     torch.manual_seed(rank_seed)
     message, source = train_net(param, path)
+    tested = test_nets(param, path)
+    for each, file in ((message, source), *tested):
+        check_supported(each, file)
     log.info("solver.cpp:153", f"Creating training net from net file: {source}")
     context = DataContext(ranks.rank, ranks.size, seed, rank_seed, log, device)
     net = RunnableNet(message, source, context, generator)
@@ -125,7 +128,7 @@ def prepare_solver(
         log.warning("caffe-torch", f"{what}; add one, such as SoftmaxWithLoss, or a loss_weight")
     groups = flatten_params(net, param)
     tests = []
-    for index, (message, source) in enumerate(test_nets(param, path)):
+    for index, (message, source) in enumerate(tested):
         log.info("solver.cpp:249", f"Creating test net (#{index}) specified by net file: {source}")
         context = replace(context, shuffle_seed=seed + index + 1, augment_seed=rank_seed + index + 1)
         tests.append(RunnableNet(message, source, context, generator, net))

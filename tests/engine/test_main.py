@@ -188,7 +188,11 @@ def test_nothing_is_logged_before_the_error_of_a_solver_that_cannot_be_read(
         ("batch_size: 4", "batch_size: 4000000000", "layer 'data' (Data): has batch_size"),
         ("num_output: 3", "num_output: 4000000000", "layer 'ip' (InnerProduct): has num_output"),
         ("num_output: 3", "num_output: -3", "num_output"),
-        ('type: "InnerProduct"', 'type: "LSTM"', "layer 'ip' (LSTM): type 'LSTM' is not supported"),
+        (
+            'type: "InnerProduct"',
+            'type: "PriorBox"',
+            "layer 'ip' (PriorBox): type 'PriorBox' is not supported",
+        ),
         ("num_output: 3", "", "num_output"),
         ('bottom: "ip"', 'bottom: "ipp"', "ipp"),
         ('"xavier"', '"xaver"', "layer 'ip' (InnerProduct): filler 'xaver': is unknown"),

@@ -342,7 +342,9 @@ def test_all_unsupported_layers_are_named() -> None:
     with pytest.raises(InputError) as caught:
         make(text)
     assert caught.value.where == "net.prototxt: layer 'a' (PriorBox), layer 'b' (Python), layer 'c' (Python)"
-    assert caught.value.what == "types 'PriorBox', 'Python' are not supported"
+    assert caught.value.what == (
+        "types 'PriorBox', 'Python' are not supported; Python layers are code that only pycaffe calls"
+    )
 
 
 def test_a_loss_without_a_top_gets_one_that_counts_and_is_not_an_output() -> None:

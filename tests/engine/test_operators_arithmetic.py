@@ -167,6 +167,21 @@ def rnn(x: Array, cont: Array, *blobs: Array) -> Array:
     return np.stack(outputs)
 
 
+def depthwise(x: Array, w: Array, b: Array) -> Array:
+    y = np.empty((*x.shape[:2], x.shape[2] - 1, x.shape[3] - 1))
+    for r, k in np.ndindex(y.shape[2:]):
+        y[:, :, r, k] = (x[:, :, r : r + 2, k : k + 2] * w[:, 0]).sum((2, 3)) + b
+    return y
+
+
+def interp(x: Array) -> Array:
+    """Twice the size less 1: the mean of neighbours is between them."""
+    y = np.repeat(np.repeat(x, 2, 2), 2, 3)[:, :, :-1, :-1]
+    y[:, :, 1::2] = (y[:, :, :-1:2] + y[:, :, 2::2]) / 2
+    y[:, :, :, 1::2] = (y[:, :, :, :-1:2] + y[:, :, :, 2::2]) / 2
+    return y
+
+
 CONT = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0], [1, 1, 1]], float)
 LABELS = np.array([2, 0, 2], float)
 PROBABILITIES = np.abs(noise(3, 4)) / 4
@@ -257,6 +272,33 @@ ROWS = [
         lstm,
         tops=3,
         constant=[1],
+    ),
+    *(
+        Row(
+            f'type: "{name}" convolution_param {{ num_output: 2 kernel_size: 2 group: 2 }}',
+            [PLANAR],
+            depthwise,
+        )
+        for name in ("DepthwiseConvolution", "ConvolutionDepthwise")
+    ),
+    Row('type: "ReLU6"', [4 * PLANAR], lambda x: np.minimum(np.maximum(x, 0), 6)),
+    Row('type: "Clip" clip_param { min: -1 max: 0.5 }', [PLANAR], lambda x: np.clip(x, -1, 0.5)),
+    Row('type: "Swish" swish_param { beta: 2 }', [PLANAR], lambda x: x * sigmoid(2 * x)),
+    Row(
+        'type: "ShuffleChannel" shuffle_channel_param { group: 3 }',
+        [noise(2, 6, 3, 1)],
+        lambda x: x[:, [0, 2, 4, 1, 3, 5]],
+    ),
+    Row(
+        'type: "Axpy"',
+        [noise(2, 2, 1, 1), PLANAR, PLANAR[:, ::-1].copy()],
+        lambda a, x, y: a * x + y,
+    ),
+    Row('type: "Interp" interp_param { zoom_factor: 2 }', [PLANAR], interp),
+    Row(
+        'type: "Pooling" pooling_param { kernel_size: 2 stride: 2 ceil_mode: false }',
+        [PLANAR],
+        lambda x: pool(x, 2, 2, 0, True)[0][:, :, :1, :2],
     ),
     Row('type: "RNN" recurrent_param { num_output: 2 }', [noise(4, 3, 5), CONT], rnn, constant=[1]),
     Row(

@@ -136,6 +136,8 @@ def foreign_values(message: Message, prefix: str = "") -> Iterator[tuple[str, st
 # Fields of other dialects that change the shape of a layer's output in a way that is not computed here.
 _RESHAPING = frozenset(("torch_pooling",))
 _ROUNDING = "ceil_mode"
+# Fields and blocks of forks that the shapes of layers take into account.
+_ACCOUNTED = frozenset((_ROUNDING, "interp_param", "shuffle_channel_param"))
 
 
 def has_unknown_effect(layer: Message) -> bool:
@@ -146,9 +148,11 @@ def has_unknown_effect(layer: Message) -> bool:
         fork = FIELDS.get((layer.DESCRIPTOR.name, field.name))
         is_idle = fork is not None and value == fork.default
         if field.name in _RESHAPING or (
-            field.number >= FIRST_FOREIGN and not is_idle and field.name != _ROUNDING
+            field.number >= FIRST_FOREIGN and not is_idle and field.name not in _ACCOUNTED
         ):
             return True
+        if field.name in _ACCOUNTED:
+            continue
         if field.message_type and any(map(has_unknown_effect, value if field.is_repeated else [value])):
             return True
     return False

@@ -50,7 +50,7 @@ _pointwise = partial(LayerType, shapes=keep_shape, in_place=True, is_elementwise
 TYPES = (
     _pointwise("AbsVal", in_place=False),
     _pointwise("BNLL", loses_bottom=lambda layer: True),
-    _pointwise("Clip", shapes=None),
+    _pointwise("Clip"),
     _pointwise(
         "Dropout",
         refuses=(_check_dropout,),
@@ -121,6 +121,7 @@ TYPES = (
         is_never_loss=True,
         keeps_zero=True,
     ),
+    _pointwise("ReLU6", keeps_zero=True),
     _pointwise("Sigmoid", has_engine=True, backward_reads_top=True, is_never_label=True, is_result=True),
     LayerType(
         "Softmax",
@@ -134,7 +135,7 @@ TYPES = (
         is_result=True,
     ),
     _pointwise("SpatialDropout", blocks=("dropout_param",), in_place=False, keeps_zero=True),
-    _pointwise("Swish", shapes=None),
+    _pointwise("Swish", in_place=False),
     _pointwise("TanH", has_engine=True, backward_reads_top=True, is_never_label=True),
     _pointwise("Threshold", no_backward=None, is_elementwise=False),
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.unsupported_names import DEPTHWISE
 from caffe_recipes.caffe.layer_types.dimensions import (
     Dim,
     LayerShapes,
@@ -50,6 +52,21 @@ def _convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
         weights = (outputs, None if channels is None else channels // group, *kernel)
     top = (*bottom[:channel], outputs, *sizes)
     return [top] * len(bottoms), [weights, (outputs,)][: 1 + param.bias_term]
+
+
+def as_depthwise(layer: pb.LayerParameter, channels: int) -> pb.LayerParameter:
+    """Return a depthwise convolution of a fork as a Convolution with as many groups as channels."""
+    grouped = deepcopy(layer)
+    grouped.type, grouped.convolution_param.group = "Convolution", channels
+    return grouped
+
+
+def _depthwise(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    axis = canonical_axis(bottoms[0], layer.convolution_param.axis)
+    channels = bottoms[0][axis]
+    if channels is None:
+        return [(None,) * len(bottoms[0])] * len(bottoms), []
+    return _convolution(as_depthwise(layer, channels), bottoms)
 
 
 def _slide(
@@ -140,6 +157,10 @@ TYPES = (
         blocks=("convolution_param",),
         is_never_loss=False,
         multiply_adds=_transposed_multiply_adds,
+    ),
+    *(
+        replace(_CONVOLUTION, name=name, blocks=("convolution_param",), shapes=_depthwise)
+        for name in sorted(DEPTHWISE)
     ),
     LayerType("Im2col", blocks=("convolution_param",), shapes=_im2col, refuses=(check_windows,)),
 )

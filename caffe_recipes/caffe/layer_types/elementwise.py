@@ -44,6 +44,16 @@ def _bias(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [bottoms[0]], [_operand(layer.bias_param, bottoms)][: 2 - len(bottoms)]
 
 
+def _axpy(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Scale each channel of the second bottom by a number of the first one, and add the third one."""
+    scale, *planes = bottoms
+    plane = merge(planes)
+    if len(plane) != 4 or len(scale) not in (2, 4) or any(dim not in (1, None) for dim in scale[2:]):
+        raise MisfitError("needs two bottoms with 4 axes, and before them one number for each channel")
+    merge([scale[:2], plane[:2]])
+    return [plane], []
+
+
 def _check_eltwise(layer: pb.LayerParameter) -> Iterator[Refusal]:
     param = layer.eltwise_param
     product = param.operation == pb.EltwiseParameter.PROD
@@ -72,6 +82,7 @@ def _scale_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
 
 
 TYPES = (
+    LayerType("Axpy", shapes=_axpy, bottoms=(3, 3)),
     LayerType(
         "Eltwise",
         has_engine=True,

@@ -130,6 +130,46 @@ def _crop(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [(*bottoms[0][:axis], *bottoms[1][axis:])], []
 
 
+def own_number(layer: pb.LayerParameter, block: str, field: str, default: int = 0) -> int:
+    """Return an integer of a fork's block, whose values are read as text. Raises MisfitError."""
+    text = getattr(getattr(layer, block, None), field, "") or str(default)
+    if not text.lstrip("-").isdecimal():
+        raise MisfitError(f"has {field} {text}, which is not an integer")
+    return int(text)
+
+
+def _shuffle_channel(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Keep the shape; `group` divides the channels."""
+    group = own_number(layer, "shuffle_channel_param", "group", 1)
+    if len(bottoms[0]) != 4 or group < 1 or (bottoms[0][1] or 0) % group:
+        raise MisfitError(f"cannot shuffle its channels in {group} groups")
+    return [bottoms[0]], []
+
+
+def _interp(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Resize the padded planes by shrink_factor and zoom_factor, or to height and width.
+
+    Source: hszhao/PSPNet, src/caffe/layers/interp_layer.cpp.
+    """
+    if len(bottoms[0]) != 4:
+        raise MisfitError("needs a bottom with 4 axes")
+    names = ("shrink_factor", "zoom_factor", "height", "width")
+    shrink, zoom, *sizes = (own_number(layer, "interp_param", name) for name in names)
+    pads = [own_number(layer, "interp_param", name) for name in ("pad_beg", "pad_end")]
+    if any(pad > 0 for pad in pads):
+        raise MisfitError("has a pad above 0, where the layer only crops")
+    if bool(shrink) == bool(zoom) and not all(sizes) and not shrink:
+        raise MisfitError("has neither a factor nor height and width")
+    if bool(shrink) == bool(zoom) and all(sizes):
+        return [(*bottoms[0][:2], *sizes)], []
+    made: list[Dim] = []
+    for size in bottoms[0][2:]:
+        side = None if size is None else size + sum(pads)
+        side = side if side is None or not shrink else (side - 1) // shrink + 1
+        made.append(side if side is None or not zoom else side + (side - 1) * (zoom - 1))
+    return [(*bottoms[0][:2], *made)], []
+
+
 def _tile(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Repeat the bottom `tiles` times along one axis."""
     bottom, tiles = bottoms[0], layer.tile_param.tiles
@@ -238,5 +278,7 @@ TYPES = (
     ),
     LayerType("Slice", shapes=_slice_axis, refuses=(_check_axis,), is_elementwise=True),
     _view("Split", has_engine=True, shapes=_split, keeps_zero=True),
+    LayerType("ShuffleChannel", shapes=_shuffle_channel),
+    LayerType("Interp", shapes=_interp),
     LayerType("Tile", shapes=_tile),
 )

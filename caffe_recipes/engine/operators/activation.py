@@ -83,6 +83,18 @@ def _spatial_dropout(layer: pb.LayerParameter) -> _Function:
     return drop
 
 
+def _clip(layer: pb.LayerParameter) -> _Function:
+    low, high = (getattr(getattr(layer, "clip_param", None), name, None) for name in ("min", "max"))
+    if low is None or high is None:
+        raise layer_error(layer, "has no clip_param with min and max", "give both")
+    return lambda x: x.clamp(low, high)
+
+
+def _swish(layer: pb.LayerParameter) -> _Function:
+    beta = getattr(getattr(layer, "swish_param", None), "beta", 1.0)
+    return lambda x: x * torch.sigmoid(beta * x)
+
+
 def _threshold(layer: pb.LayerParameter) -> _Function:
     threshold = layer.threshold_param.threshold
     return lambda x: (x > threshold).to(x.dtype)
@@ -114,6 +126,9 @@ OPERATORS: dict[str, Setup] = {
     "Exp": _pointwise(_exp),
     "Log": _pointwise(_log),
     "Softmax": _softmax,
+    "ReLU6": _pointwise(lambda layer: lambda x: x.clamp(0, 6)),
+    "Clip": _pointwise(_clip),
+    "Swish": _pointwise(_swish),
     "SpatialDropout": _pointwise(_spatial_dropout),
     "Threshold": _pointwise(_threshold),
     "PReLU": _prelu,

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.unsupported_names import DEPTHWISE
+from caffe_recipes.caffe.layer_types.convolution import as_depthwise
 from caffe_recipes.caffe.layer_types.windows import dilations, per_axis, windows
 from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, format_shape, layer_error
 
@@ -45,6 +47,11 @@ def _convolution(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return forward_folded
 
 
+def _depthwise(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    channels = shapes.bottoms[0][layer.convolution_param.axis]
+    return _convolution(as_depthwise(layer, channels), shapes)
+
+
 def _im2col(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """The values under the window at each place: channels x kernel values, those of a channel together."""
     param, shape = layer.convolution_param, shapes.bottoms[0]
@@ -75,4 +82,5 @@ OPERATORS: dict[str, Setup] = {
     "Convolution": _convolution,
     "Deconvolution": _convolution,
     "Im2col": _im2col,
+    **dict.fromkeys(DEPTHWISE, _depthwise),
 }

@@ -24,7 +24,7 @@ from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.hdf5_rows import HDF5Rows
 from caffe_recipes.engine.image_lists import decode_listed, load_image_list
 from caffe_recipes.engine.operators.operator import Forward, TensorShape, TensorShapes, layer_error
-from caffe_recipes.engine.transform import Pixels, Transform, decode, format_size, match_caffe_opencv
+from caffe_recipes.engine.transform import Pixels, Transform, decode_datum, format_size, match_caffe_opencv
 from caffe_recipes.errors import DataError
 
 
@@ -301,7 +301,7 @@ def _data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataContext) 
     context.log.info("db_lmdb.cpp:61", f"Opened lmdb {source_path}")
     transform = Transform(layer.transform_param, layer.phase)
     reader = RecordReader(
-        datums, partial(decode, param=layer.transform_param), layer.data_param, transform, context
+        datums, partial(decode_datum, param=layer.transform_param), layer.data_param, transform, context
     )
     return _images(layer, reader, source_path, shapes, context)
 

@@ -76,4 +76,9 @@ _JOINS: dict[int, Callable[[Sequence[Tensor]], Tensor]] = {
 }
 
 
-OPERATORS: dict[str, Setup] = {"Bias": _bias, "Eltwise": _eltwise, "Scale": _scale}
+def _axpy(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """a x + y, with a number a for each channel."""
+    return lambda xs, _: [torch.addcmul(xs[2], xs[0].reshape(*shapes.tops[0][:2], 1, 1), xs[1])]
+
+
+OPERATORS: dict[str, Setup] = {"Axpy": _axpy, "Bias": _bias, "Eltwise": _eltwise, "Scale": _scale}

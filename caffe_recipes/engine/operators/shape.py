@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types.shape import own_number
 from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, class_indices
 
 
@@ -45,6 +47,27 @@ def _crop(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     starts = [0] * axis + offsets
     cuts = tuple(slice(s, s + n) for s, n in zip(starts, shapes.tops[0], strict=True))
     return lambda xs, _: [xs[0][cuts]]
+
+
+def _shuffle_channel(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """Exchange the two axes of the channels as (group, channels / group)."""
+    n, channels, *sides = shapes.tops[0]
+    group = own_number(layer, "shuffle_channel_param", "group", 1)
+    split = (n, group, channels // group, *sides)
+    return lambda xs, _: [xs[0].reshape(split).transpose(1, 2).reshape(shapes.tops[0])]
+
+
+def _interp(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """Resize planes bilinearly, with the corners of both in the same place; a negative pad crops before."""
+    size = shapes.tops[0][2:]
+    before, after = (own_number(layer, "interp_param", name) for name in ("pad_beg", "pad_end"))
+    around = (before, after, before, after)
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        x = functional.pad(xs[0], around)
+        return [functional.interpolate(x, size, mode="bilinear", align_corners=True)]
+
+    return forward
 
 
 def _tile(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
@@ -116,6 +139,8 @@ OPERATORS: dict[str, Setup] = {
     "Silence": _silence,
     "ArgMax": _arg_max,
     "Reduction": _reduction,
+    "ShuffleChannel": _shuffle_channel,
+    "Interp": _interp,
     "Tile": _tile,
     "BatchReindex": _batch_reindex,
 }

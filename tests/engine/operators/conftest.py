@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import parse_prototxt
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.engine.operators import OPERATORS
 from caffe_recipes.engine.operators.operator import Forward, require_known_shapes
@@ -22,9 +24,10 @@ def set_up(
     text: str, *bottoms: tuple[int, ...], tops: int = 1, phase: pb.Phase = pb.TRAIN
 ) -> tuple[Forward, list[tuple[int, ...]]]:
     """Set a layer up over bottoms of these shapes; give its forward function and its blobs' shapes."""
-    layer = parse_prototxt(f'name: "l" {text}', pb.LayerParameter)
+    net: Any = parse_lenient(f'layer {{ name: "l" {text} }}').message
+    layer = deepcopy(net.layer[0])
     layer.phase = phase
-    net = pb.NetParameter()
+    net.ClearField("layer")
     for i, shape in enumerate(bottoms):
         source = net.layer.add(name=f"in{i}", type="Input", top=[f"b{i}"])
         source.input_param.shape.add(dim=shape)
