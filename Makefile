@@ -12,7 +12,7 @@ RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digi
 # Their files are not committed.
 OTHERS := tf-256n-8k-90ep tf-digits-local
 
-.PHONY: install install-tensorflow demo demo-tensorflow test test-all fuzz test-cluster test-tensorflow check proto generate house pictures bench clean help
+.PHONY: install install-tensorflow demo demo-tensorflow test test-all fuzz test-cluster test-tensorflow check proto generate house zoo pictures bench clean help
 
 ## install: create only the environment, .venv, with all commands
 install: $(STAMP)
@@ -64,14 +64,20 @@ check: $(STAMP)
 proto: $(STAMP)
 	$(BIN)/python caffe_recipes/caffe/compile_proto.py
 
-## generate: rewrite prototxt/ and jobs/ from the shipped recipes, and the digests of the paper's runs
+## generate: rewrite prototxt/ and jobs/ from the shipped recipes, the layer types in docs/engine.md, and the digests of the paper's runs
 generate: $(STAMP)
 	$(BIN)/caffe-recipes generate $(RECIPES)
 	$(BIN)/python -m tests.render.family_digests
+	$(BIN)/python -m caffe_recipes.engine.supported docs/engine.md
 
 ## house: count the package's large modules and functions, repeated names and statements, compared with those before the rewrite
 house: $(STAMP)
 	$(BIN)/python -m tests.house
+
+## zoo: try which prototxts below a folder the engine trains, ZOO=DIR; prints a table, or writes TABLE=FILE.md
+zoo: $(STAMP)
+	@test -n "$(ZOO)" || { echo "name a folder of prototxts: make zoo ZOO=DIR" >&2; exit 2; }
+	$(BIN)/python -m caffe_recipes.engine.zoo $(ZOO) $(if $(TABLE),-o $(TABLE))
 
 ## pictures: redraw docs/images/; the screenshot is taken from a run of digits-local, which takes a minute
 pictures: $(STAMP)

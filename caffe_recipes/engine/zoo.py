@@ -1,0 +1,224 @@
+"""Which nets of a folder of prototxts the engine trains: two iterations on made-up data of the net's shapes.
+
+Each net is tried in a process of its own, with bounds on its time and memory, at a batch of two images:
+
+    python -m caffe_recipes.engine.zoo DIR [-o TABLE.md]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import load_lenient
+from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.prototxt import is_kind
+from caffe_recipes.caffe.shapes import infer_shapes, select_layers
+from caffe_recipes.caffe.upgrade import upgrade_net
+from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.net import RunnableNet, check_supported
+from caffe_recipes.engine.operators.data import DataContext
+from caffe_recipes.engine.ranks import Ranks
+from caffe_recipes.engine.settings import load_net
+from caffe_recipes.engine.solver import SignalRequests, Solver
+from caffe_recipes.engine.updates import flatten_params
+from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.wording import one_line, shorten
+
+BATCH = 2
+MOST_S = 60
+MOST_BYTES = 12 * 2**30
+_IMAGES = tuple((BATCH, *image) for image in ((3, 224, 224), (1, 28, 28), (2, 28, 28), (3, 32, 32)))
+_NOT_COUNTED = ("Python", "MemoryData")  # code of the user's own
+_SUFFIXES = (".prototxt", ".pt", ".txt")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A net of a folder: its layers in TRAIN, why it does not train ("" if it does), whether it counts."""
+
+    path: str
+    layers: int
+    why: str
+    is_counted: bool
+
+
+def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, or in the schema of all Caffes
+    """Return a TRAIN net whose readers are DummyData of its shapes, or else of an `image` and targets."""
+    made = deepcopy(net)
+    del made.layer[:]
+    made.layer.extend(select_layers(net, pb.TRAIN))
+    for layer in made.layer:
+        if batch_block := type_of(layer).batch_block:
+            getattr(layer, batch_block).batch_size = BATCH
+    found = infer_shapes(made, pb.TRAIN)
+    readers = [
+        (layer, shapes.tops)
+        for layer, shapes in zip(made.layer, found.layers, strict=True)
+        if type_of(layer).is_reader and layer.type != "DummyData"
+    ]
+    for layer, tops in readers:
+        layer.type = "Input"
+        layer.ClearField("transform_param")
+        layer.input_param.shape.add(dim=_known(tops[0], image))
+        for shape in tops[1:]:
+            layer.input_param.shape.add(dim=() if shape is None else _known(shape, image))
+    unknown = {
+        name for layer, tops in readers for name, shape in zip(layer.top, tops, strict=True) if shape is None
+    }
+    for layer, _ in readers:
+        shapes = [_target(made, name) if name in unknown and i else None for i, name in enumerate(layer.top)]
+        layer.type = "DummyData"
+        for index, given in enumerate(layer.input_param.shape):
+            layer.dummy_data_param.shape.add(dim=shapes[index] or given.dim)
+            kind = {"type": "gaussian", "std": 1} if index == 0 else {"type": "constant"}  # the first class
+            layer.dummy_data_param.data_filler.add(**kind)
+    return made
+
+
+def _known(shape: Sequence[int | None] | None, image: Sequence[int]) -> list[int]:
+    """Return a shape with its unknown sizes filled in."""
+    return [size or image[min(axis, 3)] for axis, size in enumerate(shape or [None] * 4)]
+
+
+def _target(net: Any, name: str) -> Sequence[int]:  # noqa: ANN401
+    """Return the shape of targets, whose size the data say: that of what a layer compares them with."""
+    for reader in net.layer:
+        if name in reader.bottom and len(reader.bottom) > 1:
+            other = next(blob for blob in reader.bottom if blob != name)
+            cut = deepcopy(net)
+            del cut.layer[[layer.name for layer in net.layer].index(reader.name) :]
+            try:
+                shape = infer_shapes(cut, pb.TRAIN).blobs[other] or (BATCH,)
+            except CaffeRecipesError:
+                return (BATCH,)
+            sizes = [size or 1 for size in shape]
+            return [sizes[0], *sizes[2:]] if type_of(reader).is_classifier else sizes
+    return (BATCH,)
+
+
+def train_twice(path: Path) -> None:
+    """Train the net in a file for two iterations. Raises CaffeRecipesError if the engine cannot."""
+    net = load_net(str(path))
+    net.state.phase = pb.TRAIN
+    check_supported(net, str(path))
+    log = Log(enabled=False)
+    param = pb.SolverParameter(
+        base_lr=1e-6, lr_policy="fixed", max_iter=2, type="SGD", snapshot_after_train=False
+    )
+    runnable = _set_up(net, str(path), log)
+    Solver(param, runnable, flatten_params(runnable, param), [], Ranks(), SignalRequests(), log).solve()
+
+
+def _set_up(net: Any, path: str, log: Log) -> RunnableNet:  # noqa: ANN401
+    """Return a net with data of the first of `_IMAGES` that fits. Raises what the first one raises."""
+    first: InputError | None = None
+    for image in _IMAGES:
+        context, generator = DataContext(0, 1, 0, 0, log), torch.Generator().manual_seed(0)
+        try:
+            return RunnableNet(made_up(net, image), path, context, generator)
+        except InputError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _try(path: Path, answer: Connection) -> None:
+    """Send why a net does not train; in a process of its own."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    torch.set_num_threads(1)
+    try:
+        train_twice(path)
+        answer.send("")
+    except CaffeRecipesError as error:
+        answer.send(one_line(str(error)).removeprefix(f"{path}: "))
+    except MemoryError:
+        answer.send(f"needs over {MOST_BYTES // 2**30} GiB of memory")
+
+
+def why_not(path: Path, most_s: float = MOST_S) -> str:
+    """Return why a net does not train two iterations; "" if it does."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    child = fork.Process(target=_try, args=(path, theirs))
+    child.start()
+    theirs.close()
+    try:
+        why: str = ours.recv() if ours.poll(most_s) else f"takes over {most_s:g} s"
+    except EOFError:
+        why = "its process died"
+    child.kill()
+    child.join()
+    return why
+
+
+def try_nets(folder: Path, most_s: float = MOST_S) -> Iterable[Tried]:
+    """Yield each net with a loss below a folder; of files with the same content, the first."""
+    seen = set()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in _SUFFIXES or not path.is_file() or (content := path.read_bytes()) in seen:
+            continue
+        seen.add(content)
+        try:
+            message = load_lenient(path).message
+            if not is_kind(message, pb.NetParameter):
+                continue
+            layers = select_layers(upgrade_net(message).message, pb.TRAIN)
+        except CaffeRecipesError as error:
+            if b"loss" in content.lower() and b"layer" in content:
+                why = one_line(str(error)).removeprefix(f"{path}:")
+                yield Tried(str(path.relative_to(folder)), 0, why, is_counted=True)
+            continue
+        if any("Loss" in layer.type or any(layer.loss_weight) for layer in layers):
+            counted = not any(layer.type in _NOT_COUNTED for layer in layers)
+            why = why_not(path, most_s) if counted else "has layers of the user's own code"
+            yield Tried(str(path.relative_to(folder)), len(layers), why, counted)
+
+
+def render_table(nets: Sequence[Tried]) -> str:
+    """Return the results as Markdown."""
+    counted = [net for net in nets if net.is_counted]
+    trained = sum(not net.why for net in counted)
+    share = f"{100 * trained / max(1, len(counted)):.0f} %"
+    rows = [
+        f"| {net.path} | {net.layers or ''} | {'no' if net.why else 'yes'} | {_cell(net.why)} |"
+        for net in nets
+    ]
+    head = f"{trained} of {len(counted)} nets with a loss train two iterations ({share}), without those of "
+    table = ["| net | layers | trains | why not |", "|---|---|---|---|", *rows]
+    return "\n".join([f"{head}{' and '.join(_NOT_COUNTED)} layers.", "", *table, ""])
+
+
+def _cell(text: str) -> str:
+    return shorten(text.replace("|", "\\|"), 300)
+
+
+def main(words: Sequence[str]) -> int:
+    """Try the nets below a folder, and write the table of results."""
+    if len(words) not in (1, 3) or not Path(words[0]).is_dir() or words[1:2] not in ([], ["-o"]):
+        print("usage: python -m caffe_recipes.engine.zoo DIR [-o TABLE.md]", file=sys.stderr)
+        return 2
+    nets = []
+    for net in try_nets(Path(words[0])):
+        print(f"{net.path}: {net.why or 'trains'}", file=sys.stderr, flush=True)
+        nets.append(net)
+    table = render_table(nets)
+    if len(words) == 3:
+        Path(words[2]).write_text(table)
+    else:
+        print(table, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""Trying the nets of a folder: which ones train two iterations, and why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.engine.zoo import Tried, main, render_table, train_twice, try_nets
+from caffe_recipes.errors import InputError
+
+HDF5 = 'layer { name: "d" type: "HDF5Data" top: "x" top: "y" hdf5_data_param { source: "f" batch_size: 9 } }'
+IP = 'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 3 } }'
+LOSS = 'layer { name: "l" type: "%s" bottom: "ip" bottom: "y" top: "l" }'
+
+
+@pytest.mark.parametrize("loss", ["SoftmaxWithLoss", "EuclideanLoss", "SigmoidCrossEntropyLoss"])
+def test_a_net_trains_on_made_up_data_and_targets_of_its_shapes(tmp_path: Path, loss: str) -> None:
+    net = tmp_path / "net.prototxt"
+    net.write_text(HDF5 + IP + LOSS % loss)
+    train_twice(net)
+
+
+def test_a_net_that_fits_no_data_says_why(tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    net.write_text(HDF5 + IP.replace("num_output: 3", "num_output: 0") + LOSS % "EuclideanLoss")
+    with pytest.raises(InputError, match="has num_output 0"):
+        train_twice(net)
+
+
+def test_nets_with_code_of_the_users_own_are_listed_but_not_counted(tmp_path: Path) -> None:
+    python = 'layer { name: "p" type: "Python" bottom: "ip" top: "p" loss_weight: 1 }'
+    (tmp_path / "a.prototxt").write_text(HDF5 + IP + python)
+    (tmp_path / "b.prototxt").write_text(HDF5 + IP)  # without a loss
+    (tmp_path / "solver.prototxt").write_text("base_lr: 1")
+    (tried,) = try_nets(tmp_path)
+    assert (tried.path, tried.is_counted) == ("a.prototxt", False)
+
+
+def test_the_table_gives_the_share_of_the_counted_nets() -> None:
+    nets = [Tried("a", 3, "", True), Tried("b", 3, "no | more", True), Tried("c", 1, "own code", False)]
+    text = render_table(nets)
+    assert text.startswith("1 of 2 nets with a loss train two iterations (50 %)")
+    assert "| b | 3 | no | no \\| more |" in text
+
+
+def test_a_folder_that_does_not_exist_exits_2() -> None:
+    assert main(["no-folder"]) == 2
