@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -47,6 +47,7 @@ from caffe_recipes.engine.operators.operator import (
     require_known_shapes,
 )
 from caffe_recipes.engine.splits import filter_net, insert_splits, loss_weight
+from caffe_recipes.engine.supported import find_unsupported, unsupported_error
 from caffe_recipes.errors import CaffeRecipesError, DataError, InputError, PrototxtError, escaped_error
 
 
@@ -555,6 +556,9 @@ class RunnableNet:
 
     def _label_error(self, node: LayerNode, error: LabelError) -> InputError:
         where = f"layer '{node.param.name}'"
+        if type_of(node.param).loss_weight is None and not type_of(node.param).is_classifier:
+            what = f"index {error.label} is not one of 0 to {error.classes - 1}"
+            return DataError(f"{self.path}: {where}", what, "check the data, or the size of the layer")
         what = f"label {error.label} is not one of the {error.classes} classes"
         for other in self.nodes:
             if other.source is not None and error.position < len(other.source.keys):
@@ -570,36 +574,11 @@ class RunnableNet:
                 node.source.close()
 
 
-def check_supported(net: pb.NetParameter, path: str) -> None:
-    """Raise InputError that names all layers of a net, in its own state, that the engine does not support."""
-    state = net.state
-    kept = select_layers(net, state.phase, state.level, state.stage)
-    try:
-        _check_types(kept)
-    except LayerError as error:
-        raise error.reworded(where=f"{path}: {error.where}") from None
-
-
-_WHY = {
-    "MemoryData": "MemoryData is filled by a program's own code",
-    "Python": "Python layers are code that only pycaffe calls",
-    "WindowData": "WindowData is for detectors",
-}
-
-
-def _check_types(layers: Sequence[pb.LayerParameter]) -> None:
-    unsupported = [layer for layer in layers if layer.type not in SOURCES and layer.type not in OPERATORS]
-    if unsupported:
-        types = ", ".join(dict.fromkeys(f"'{layer.type}'" for layer in unsupported))
-        where = ", ".join(f"layer '{layer.name}' ({layer.type})" for layer in unsupported)
-        what = f"type {types} is not supported" if "," not in types else f"types {types} are not supported"
-        why = [_WHY[name] for name in _WHY if any(layer.type == name for layer in unsupported)]
-        raise LayerError(where, "; ".join([what, *why]), "docs/engine.md lists those that are")
-
-
 def _check_layers(net: pb.NetParameter) -> None:
     """Raise InputError for a layer that Caffe rejects, or for all layers that the engine does not support."""
-    _check_types(net.layer)
+    if unsupported := find_unsupported(net.layer):
+        where = ", ".join(f"layer '{layer.name}' ({layer.type})" for layer in unsupported)
+        raise unsupported_error(where, dict.fromkeys(layer.type for layer in unsupported))
     for layer in net.layer:
         for refusal in find_refusals(layer, net.engine):
             raise layer_error(layer, refusal.what, refusal.write)

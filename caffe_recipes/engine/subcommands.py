@@ -24,11 +24,12 @@ from caffe_recipes.caffe.rates import float32
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
 from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_host
 from caffe_recipes.engine.glog import Log, format_number
-from caffe_recipes.engine.net import LayerNode, RunnableNet, check_supported
+from caffe_recipes.engine.net import LayerNode, RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.settings import load_net, test_nets, train_net
 from caffe_recipes.engine.snapshot import check_complete, check_prefix, copy_history, copy_weights
 from caffe_recipes.engine.solver import SignalRequests, Solver, format_output
+from caffe_recipes.engine.supported import check_supported
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import DataError, DiskFailed, InputError, RunFailed, hint_for
 from caffe_recipes.files.atomic_writes import check_replaceable, write_whole
@@ -118,8 +119,7 @@ def prepare_solver(
     torch.manual_seed(rank_seed)
     message, source = train_net(param, path)
     tested = test_nets(param, path)
-    for each, file in ((message, source), *tested):
-        check_supported(each, file)
+    check_supported([(message, source), *tested])
     log.info("solver.cpp:153", f"Creating training net from net file: {source}")
     context = DataContext(ranks.rank, ranks.size, seed, rank_seed, log, device)
     net = RunnableNet(message, source, context, generator)

@@ -1,4 +1,4 @@
-"""The lists of layer types in docs/engine.md, made from the tables of operators and of layer types.
+"""The layer types that the engine runs: the error for others, and the lists in docs/engine.md.
 
 python -m caffe_recipes.engine.supported docs/engine.md
 """
@@ -9,14 +9,45 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from caffe_recipes.caffe.dialects import forks
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import unsupported_names
 from caffe_recipes.caffe.layer_types import FAMILIES, LAYER_TYPES
+from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.engine.fillers import FILLERS
 from caffe_recipes.engine.operators import OPERATORS
 from caffe_recipes.engine.operators.data import SOURCES
+from caffe_recipes.engine.operators.operator import LayerError
 
 BEGIN = "<!-- layer types: `make generate` writes the following -->"
 END = "<!-- layer types: end -->"
+
+
+def check_supported(nets: Sequence[tuple[pb.NetParameter, str]]) -> None:
+    """Raise InputError that names all layers of nets, with their files, that the engine does not run."""
+    wheres: dict[str, list[str]] = {}
+    types: dict[str, None] = {}
+    for net, path in nets:
+        state = net.state
+        for layer in find_unsupported(select_layers(net, state.phase, state.level, state.stage)):
+            types[layer.type] = None
+            named = f"layer '{layer.name}' ({layer.type})"
+            if named not in wheres.setdefault(path, []):
+                wheres[path].append(named)
+    if types:
+        where = "; ".join(f"{path}: {', '.join(layers)}" for path, layers in wheres.items())
+        raise unsupported_error(where, types)
+
+
+def find_unsupported(layers: Iterable[pb.LayerParameter]) -> list[pb.LayerParameter]:
+    """Return the layers whose type has no operator."""
+    return [layer for layer in layers if layer.type not in SOURCES and layer.type not in OPERATORS]
+
+
+def unsupported_error(where: str, types: Iterable[str]) -> LayerError:
+    """Return the error for types that the engine does not run, with the layers in `where`."""
+    names = [f"'{name}'" for name in types]
+    what = f"type{'s' if len(names) > 1 else ''} {', '.join(names)} {'are' if len(names) > 1 else 'is'}"
+    return LayerError(where, f"{what} not supported", "docs/engine.md lists those that are")
 
 
 def render_supported() -> str:

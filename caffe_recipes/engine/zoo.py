@@ -26,11 +26,12 @@ from caffe_recipes.caffe.prototxt import is_kind
 from caffe_recipes.caffe.shapes import infer_shapes, select_layers
 from caffe_recipes.caffe.upgrade import upgrade_net
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.net import RunnableNet, check_supported
+from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
-from caffe_recipes.engine.ranks import Ranks
+from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.settings import load_net
 from caffe_recipes.engine.solver import SignalRequests, Solver
+from caffe_recipes.engine.supported import check_supported
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.wording import one_line, shorten
@@ -61,6 +62,10 @@ def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, o
     for layer in made.layer:
         if batch_block := type_of(layer).batch_block:
             getattr(layer, batch_block).batch_size = BATCH
+        if layer.batch_norm_param.stats_batch_size:
+            layer.batch_norm_param.stats_batch_size = BATCH
+    if made.HasField("bn_stats_batch_size"):
+        made.bn_stats_batch_size = BATCH
     found = infer_shapes(made, pb.TRAIN)
     readers = [
         (layer, shapes.tops)
@@ -111,7 +116,7 @@ def train_twice(path: Path) -> None:
     """Train the net in a file for two iterations. Raises CaffeRecipesError if the engine cannot."""
     net = load_net(str(path))
     net.state.phase = pb.TRAIN
-    check_supported(net, str(path))
+    check_supported([(net, str(path))])
     log = Log(enabled=False)
     param = pb.SolverParameter(
         base_lr=1e-6, lr_policy="fixed", max_iter=2, type="SGD", snapshot_after_train=False

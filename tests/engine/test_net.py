@@ -342,9 +342,19 @@ def test_all_unsupported_layers_are_named() -> None:
     with pytest.raises(InputError) as caught:
         make(text)
     assert caught.value.where == "net.prototxt: layer 'a' (PriorBox), layer 'b' (Python), layer 'c' (Python)"
-    assert caught.value.what == (
-        "types 'PriorBox', 'Python' are not supported; Python layers are code that only pycaffe calls"
+    assert caught.value.what == "types 'PriorBox', 'Python' are not supported"
+
+
+def test_an_index_without_a_row_is_named_as_one() -> None:
+    filler = 'data_filler { type: "constant" value: 7 }'
+    text = (
+        f'layer {{ name: "i" type: "DummyData" top: "i" dummy_data_param {{ shape {{ dim: 2 }} {filler} }} }}'
     )
+    embed = (
+        'layer { name: "e" type: "Embed" bottom: "i" top: "e" embed_param { num_output: 2 input_dim: 5 } }'
+    )
+    with pytest.raises(InputError, match="layer 'e': index 7 is not one of 0 to 4"):
+        make(text + embed).forward()
 
 
 def test_a_loss_without_a_top_gets_one_that_counts_and_is_not_an_output() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from caffe_recipes.engine.supported import BEGIN, END, render_supported, replace_lists
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.engine.supported import BEGIN, END, check_supported, render_supported, replace_lists
+from caffe_recipes.errors import InputError
 
 DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs" / "engine.md"
 
@@ -20,3 +24,14 @@ def test_a_type_without_an_operator_is_among_those_that_it_does_not_run() -> Non
     runs, lacks = (", ".join(cells).split(", ") for cells in zip(*rows, strict=True))
     assert {"HDF5Data", "LSTM", "ReLU6"} <= {name.strip() for name in runs}
     assert {"Python", "PriorBox", "MemoryData"} <= {name.strip() for name in lacks}
+
+
+def test_unsupported_layers_of_all_nets_are_named_once_each() -> None:
+    nets = []
+    for phase, names in ((pb.TRAIN, ("a", "b")), (pb.TEST, ("b", "c"))):
+        net = pb.NetParameter(layer=[pb.LayerParameter(name=name, type="Python") for name in names])
+        net.state.phase = phase
+        nets.append((net, "net.prototxt"))
+    with pytest.raises(InputError) as caught:
+        check_supported(nets)
+    assert caught.value.where == "net.prototxt: layer 'a' (Python), layer 'b' (Python), layer 'c' (Python)"

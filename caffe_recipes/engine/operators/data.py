@@ -91,7 +91,7 @@ class LoadedBatch:
     keys: list[str]
 
 
-class Records(Protocol):
+class LabelledImages(Protocol):
     """Images and labels by index: an LMDB, or a list of files."""
 
     @property
@@ -115,7 +115,7 @@ class RecordReader:
 
     def __init__(
         self,
-        datums: Records,
+        datums: LabelledImages,
         decode: Callable[[pb.Datum], Pixels],
         param: pb.DataParameter | pb.ImageDataParameter,
         transform: Transform,
