@@ -37,7 +37,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.wording import one_line, shorten
 
 BATCH = 2
-MOST_S = 60
+MOST_S = 180
 MOST_BYTES = 12 * 2**30
 _IMAGES = tuple((BATCH, *image) for image in ((3, 224, 224), (1, 28, 28), (2, 28, 28), (3, 32, 32)))
 _NOT_COUNTED = ("Python", "MemoryData")  # code of the user's own
@@ -62,6 +62,10 @@ def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, o
     for layer in made.layer:
         if batch_block := type_of(layer).batch_block:
             getattr(layer, batch_block).batch_size = BATCH
+        for shape in layer.dummy_data_param.shape:
+            shape.dim[:1] = [min(shape.dim[0], BATCH)] if shape.dim else []
+        if layer.dummy_data_param.num:
+            layer.dummy_data_param.num[:] = [min(each, BATCH) for each in layer.dummy_data_param.num]
         if layer.batch_norm_param.stats_batch_size:
             layer.batch_norm_param.stats_batch_size = BATCH
     if made.HasField("bn_stats_batch_size"):
