@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ from caffe_recipes.engine.operators.data import (
     SOURCES,
     DataContext,
     InputLayer,
-    check_data_layer,
     declare_shapes,
     file_shapes,
     first_image_shape,
@@ -47,7 +45,7 @@ from caffe_recipes.engine.operators.operator import (
     require_known_shapes,
 )
 from caffe_recipes.engine.splits import filter_net, insert_splits, loss_weight
-from caffe_recipes.engine.supported import find_unsupported, unsupported_error
+from caffe_recipes.engine.supported import check_layers
 from caffe_recipes.errors import CaffeRecipesError, DataError, InputError, PrototxtError, escaped_error
 
 
@@ -169,7 +167,7 @@ class RunnableNet:
     def _build(self, param: pb.NetParameter) -> None:
         state = param.state
         filtered = filter_net(param, lambda text: self._log.info("net.cpp:1286", text))
-        _check_layers(filtered)
+        check_layers(filtered)
         for layer in filtered.layer:
             if layer.type in unsupported_names.TYPES:
                 fork = unsupported_names.TYPES[layer.type].fork
@@ -572,25 +570,6 @@ class RunnableNet:
         for node in self.nodes:
             if node.source is not None:
                 node.source.close()
-
-
-def _check_layers(net: pb.NetParameter) -> None:
-    """Raise InputError for a layer that Caffe rejects, or for all layers that the engine does not support."""
-    if unsupported := find_unsupported(net.layer):
-        where = ", ".join(f"layer '{layer.name}' ({layer.type})" for layer in unsupported)
-        raise unsupported_error(where, dict.fromkeys(layer.type for layer in unsupported))
-    for layer in net.layer:
-        for refusal in find_refusals(layer, net.engine):
-            raise layer_error(layer, refusal.what, refusal.write)
-        # A loss without a top gets an unnamed one.
-        if not layer.top and type_of(layer).loss_weight != 1 and type_of(layer).makes_tops:
-            raise layer_error(layer, "has no top", f'write top: "{layer.name}"')
-        for top, bottom in zip(layer.top, layer.bottom, strict=False):
-            if top == bottom and not type_of(layer).in_place:
-                raise layer_error(
-                    layer, f"cannot write its top over its bottom '{top}'", f'top: "{layer.name}"'
-                )
-        check_data_layer(layer)
 
 
 def _has_own_shapes(node: LayerNode) -> bool:

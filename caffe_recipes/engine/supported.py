@@ -11,12 +11,13 @@ from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import unsupported_names
-from caffe_recipes.caffe.layer_types import FAMILIES, LAYER_TYPES
+from caffe_recipes.caffe.layer_types import FAMILIES, LAYER_TYPES, type_of
+from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.engine.fillers import FILLERS
 from caffe_recipes.engine.operators import OPERATORS
-from caffe_recipes.engine.operators.data import SOURCES
-from caffe_recipes.engine.operators.operator import LayerError
+from caffe_recipes.engine.operators.data import SOURCES, check_data_layer
+from caffe_recipes.engine.operators.operator import LayerError, layer_error
 
 BEGIN = "<!-- layer types: `make generate` writes the following -->"
 END = "<!-- layer types: end -->"
@@ -28,26 +29,45 @@ def check_supported(nets: Sequence[tuple[pb.NetParameter, str]]) -> None:
     types: dict[str, None] = {}
     for net, path in nets:
         state = net.state
-        for layer in find_unsupported(select_layers(net, state.phase, state.level, state.stage)):
+        for layer in _find_unsupported(select_layers(net, state.phase, state.level, state.stage)):
             types[layer.type] = None
             named = f"layer '{layer.name}' ({layer.type})"
             if named not in wheres.setdefault(path, []):
                 wheres[path].append(named)
     if types:
         where = "; ".join(f"{path}: {', '.join(layers)}" for path, layers in wheres.items())
-        raise unsupported_error(where, types)
+        raise _unsupported_error(where, types)
 
 
-def find_unsupported(layers: Iterable[pb.LayerParameter]) -> list[pb.LayerParameter]:
+def _find_unsupported(layers: Iterable[pb.LayerParameter]) -> list[pb.LayerParameter]:
     """Return the layers whose type has no operator."""
     return [layer for layer in layers if layer.type not in SOURCES and layer.type not in OPERATORS]
 
 
-def unsupported_error(where: str, types: Iterable[str]) -> LayerError:
+def _unsupported_error(where: str, types: Iterable[str]) -> LayerError:
     """Return the error for types that the engine does not run, with the layers in `where`."""
     names = [f"'{name}'" for name in types]
     what = f"type{'s' if len(names) > 1 else ''} {', '.join(names)} {'are' if len(names) > 1 else 'is'}"
     return LayerError(where, f"{what} not supported", "docs/engine.md lists those that are")
+
+
+def check_layers(net: pb.NetParameter) -> None:
+    """Raise InputError for a layer that Caffe rejects, or for all layers that the engine does not support."""
+    if unsupported := _find_unsupported(net.layer):
+        where = ", ".join(f"layer '{layer.name}' ({layer.type})" for layer in unsupported)
+        raise _unsupported_error(where, dict.fromkeys(layer.type for layer in unsupported))
+    for layer in net.layer:
+        for refusal in find_refusals(layer, net.engine):
+            raise layer_error(layer, refusal.what, refusal.write)
+        # A loss without a top gets an unnamed one.
+        if not layer.top and type_of(layer).loss_weight != 1 and type_of(layer).makes_tops:
+            raise layer_error(layer, "has no top", f'write top: "{layer.name}"')
+        for top, bottom in zip(layer.top, layer.bottom, strict=False):
+            if top == bottom and not type_of(layer).in_place:
+                raise layer_error(
+                    layer, f"cannot write its top over its bottom '{top}'", f'top: "{layer.name}"'
+                )
+        check_data_layer(layer)
 
 
 def render_supported() -> str:
@@ -59,7 +79,7 @@ def render_supported() -> str:
         runs, lacks = ([name for name in names if (name in run) is wanted] for wanted in (True, False))
         title = family.__name__.rpartition(".")[2].replace("_", " ")
         rows.append(f"| {title} | {_list(runs)} | {_list(lacks)} |")
-    others = sorted(forks.TYPES.keys() - LAYER_TYPES.keys())
+    others = sorted(unsupported_names.TYPES.keys() - LAYER_TYPES.keys())
     return "\n".join(
         [
             BEGIN,

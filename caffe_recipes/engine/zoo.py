@@ -25,10 +25,10 @@ from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.prototxt import is_kind
 from caffe_recipes.caffe.shapes import infer_shapes, select_layers
 from caffe_recipes.caffe.upgrade import upgrade_net
+from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
-from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.settings import load_net
 from caffe_recipes.engine.solver import SignalRequests, Solver
 from caffe_recipes.engine.supported import check_supported

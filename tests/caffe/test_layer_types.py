@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import unsupported_names, load_dialects
+from caffe_recipes.caffe.dialects import load_dialects, unsupported_names
 from caffe_recipes.caffe.layer_types import FAMILIES, LAYER_TYPES, find_layer_type, type_of
 from caffe_recipes.caffe.layer_types.entry import LayerType
 from caffe_recipes.caffe.prototxt import parse_prototxt

@@ -50,7 +50,9 @@ def _fold(x: Tensor, first: int) -> Tensor:
     return x if first == 2 else x.reshape(-1, *x.shape[first - 1 :])
 
 
-def _windows(is_max: bool, kernel: TensorShape, stride: TensorShape, pad: TensorShape, sizes: TensorShape) -> _Pool:
+def _windows(
+    is_max: bool, kernel: TensorShape, stride: TensorShape, pad: TensorShape, sizes: TensorShape
+) -> _Pool:
     """Return a function that pools windows. The output `sizes` are rounded up, or cut where they are not.
 
     No window starts beyond the padded input. AVE divides by the size of the window, clipped to the padded
@@ -73,7 +75,9 @@ def _windows(is_max: bool, kernel: TensorShape, stride: TensorShape, pad: Tensor
     return pool
 
 
-def _with_mask(kernel: TensorShape, stride: TensorShape, pad: TensorShape, sizes: TensorShape) -> Callable[[Tensor], list[Tensor]]:
+def _with_mask(
+    kernel: TensorShape, stride: TensorShape, pad: TensorShape, sizes: TensorShape
+) -> Callable[[Tensor], list[Tensor]]:
     """Return a function for the maxima, and the index in the channel, without padding, of each of them."""
 
     def pool(x: Tensor) -> list[Tensor]:

@@ -16,7 +16,7 @@ from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext, RecordReader, record_order
-from caffe_recipes.engine.transform import Transform, decode
+from caffe_recipes.engine.transform import Transform, decode_datum
 from caffe_recipes.errors import InputError
 
 QUIET = Log(enabled=False)
@@ -204,7 +204,7 @@ def test_any_error_while_reading_ahead_reaches_the_reader(
     datums = open_datums("lmdb")
     transform = Transform(layer.transform_param, pb.TEST)
     context = DataContext(0, 1, 0, 0, QUIET)
-    as_is = partial(decode, param=layer.transform_param)
+    as_is = partial(decode_datum, param=layer.transform_param)
     reader = RecordReader(datums, as_is, layer.data_param, transform, context)
     datums.close()
     with pytest.raises(ValueError, match="is closed"):
