@@ -42,7 +42,8 @@ def shipped_files() -> set[str]:
     package = (path for path in (ROOT / "caffe_recipes").rglob("*") if path.is_file())
     files = {str(path.relative_to(ROOT)) for path in package if "__pycache__" not in path.parts}
     programs = {f"caffe_recipes/{path.relative_to(ROOT)}" for path in ROOT.glob("tensorflow_programs/*.py")}
-    return files | programs | {f"caffe_recipes/templates/{path.name}" for path in ROOT.glob("templates/*.j2")}
+    templates = (path for path in (ROOT / "templates").iterdir() if path.is_file())
+    return files | programs | {f"caffe_recipes/templates/{path.name}" for path in templates}
 
 
 def test_an_installed_wheel_generates_the_committed_bytes(tmp_path: Path) -> None:

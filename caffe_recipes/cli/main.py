@@ -67,6 +67,7 @@ TASKS = {
         "status": _Lazy("monitor", "Show the status of runs and their jobs."),
         "attach": _Lazy("monitor", "Watch a run until it ends."),
         "logs": _Lazy("monitor", "Print a run's log, and follow it."),
+        "report": _Lazy("report", "Write the report of runs, as one HTML page."),
         "explain": _Lazy("explain", "Explain the failures in any log."),
         "cancel": _Lazy("monitor", "Stop a run, local or in Slurm."),
     },

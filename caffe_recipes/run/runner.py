@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -158,6 +158,7 @@ def run_chain(
         stack.callback(journal.close)
         run = Run(journal.state().id, setting, plan, name, journal, reporter, interrupts, lock)
         run = replace(run, observers=(reporter.observe, *observers), spares=Spares(setting.spares))
+        stack.callback(_report, run)
         return _run_to_end(run, branches)
 
 
@@ -214,6 +215,18 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
     state = run.journal.state()
     run.reporter.show_result(run.setting.recipe, state)
     return state
+
+
+def _report(run: Run) -> None:
+    """Write the run's report, unless its folder is lost; a signal ends only the writing."""
+    from caffe_recipes.run.report.writing import REPORT, write_own_report  # here: not at the start of a run
+
+    hidden = run.setting.profile.launcher.environment.values()
+    with suppress(Interrupted):
+        if run.journal.still_exists():
+            reason = write_own_report(run.path(run.folder), run.setting.root, hidden)
+            if reason:
+                run.reporter.say(f"{run.folder}/{REPORT} was not written: {reason}")
 
 
 def _closing(connect: Connect, stack: ExitStack) -> Connect:

@@ -53,7 +53,21 @@ def lint_recipe(
     texts = {path: text for path, text in generate(recipe).items() if path in paths}
     if stale := _describe_stale(recipe, name_or_path, texts):
         report(stale)
-    found = sort_findings(check_recipe(recipe, texts, locate, dialect), paths)
+    return _lint_texts(recipe, common, texts, locate, dialect)
+
+
+def lint_frozen(recipe: Recipe) -> list[Finding]:
+    """Find mistakes as `lint_recipe` does in a recipe without a file, such as the one that a run keeps."""
+    files = generate(recipe)
+    texts = {path: files[path] for path in placed_paths(recipe)}
+    common = recipe.solver.model_fields_set
+    return _lint_texts(recipe, common, texts, lambda key: f"{recipe.name}: {write_key(key)}", recipe.dialect)
+
+
+def _lint_texts(
+    recipe: Recipe, common: Collection[str], texts: Mapping[str, str], locate: _Locate, dialect: str
+) -> list[Finding]:
+    found = sort_findings(check_recipe(recipe, texts, locate, dialect), texts)
     accepted = accept_findings(found, recipe, lambda index: locate(("accept", index)))
     return _place_all(accepted, recipe, common, texts, locate)
 

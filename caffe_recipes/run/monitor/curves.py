@@ -42,11 +42,21 @@ def load_run_curve(given: str, root: str) -> TrainingCurve:
         raise InputError(path, "has no journal", "give the folder of a run, or its logs")
     events = read_events(journal.data.decode(errors="replace"), f"{path}/{JOURNAL}", is_start=True)
     launches = [event for _, event in events if isinstance(event, Launch)]
-    pieces = list(_load_launches(path, recipe, launches, files, root))
-    if not pieces:
+    curve = load_launches_curve(path, recipe, launches, files, root)
+    if curve is None:
         raise InputError(
             path, "shows no loss yet", "wait for its first loss; `caffe-recipes attach` shows it"
         )
+    return curve
+
+
+def load_launches_curve(
+    path: str, recipe: AnyRecipe, launches: list[Launch], files: LocalFiles, root: str
+) -> TrainingCurve | None:
+    """Return the curve of these launches of the run in the folder `path`; None if none shows a loss yet."""
+    pieces = list(_load_launches(path, recipe, launches, files, root))
+    if not pieces:
+        return None
     for before, piece in pairwise(pieces):
         piece.is_restart = piece.name == before.name
     leave_out_retrained(pieces)

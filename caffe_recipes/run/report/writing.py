@@ -1,0 +1,39 @@
+"""Write reports: the one that the user asks for, and the one at the end of each run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.run.report.contents import load_contents
+from caffe_recipes.run.report.page import render_report
+
+REPORT = "report.html"  # in the folder of a run
+# With larger logs, reading them would delay the end of a run for over a second.
+_MOST_LOG_BYTES = 2 << 20
+
+
+def write_report(names: Sequence[str], out: Path, root: str, hidden: Collection[str] = ()) -> tuple[str, ...]:
+    """Write the report of a few runs; return what could not be read, a line for each.
+
+    Raises InputError if there is no such run, and OSError if the file cannot be written.
+    """
+    runs = [load_contents(name, root) for name in names]
+    write_whole({out: render_report(runs, hidden).encode()})
+    return tuple(f"{run.name}: {line}" for run in runs for line in run.unread)
+
+
+def write_own_report(folder: Path, root: Path, hidden: Collection[str] = ()) -> str:
+    """Write the report of a run into its folder, at its end; return why that was not done, or "".
+
+    It never fails the run: whatever goes wrong is returned.
+    """
+    try:
+        size_bytes = sum(path.stat().st_size for path in (folder / "logs").glob("*.log"))
+        if size_bytes > _MOST_LOG_BYTES:
+            return f"its logs are large; write it with `caffe-recipes report {folder.name} -o report.html`"
+        write_report([str(folder)], folder / REPORT, str(root), hidden)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
