@@ -16,10 +16,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from caffe_recipes.run.events import Launch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 RECIPE = "stampede2-64n-72ep"
+FAILED = (
+    "I1120 00:00:00.000000  6374 solver.cpp:397] Solving ResNet-50\n"
+    '[127] *** Aborted at 1700437000 (unix time) try "date -d @1700437000" if you are using GNU date ***\n'
+    "[127] *** SIGBUS (@0x2b5a) received by PID 6501 (TID 0x2b5a) from PID 11098; stack trace: ***\n"
+)
 
 
 def make_log(iterations: int, rate: float, seconds: float) -> Iterator[str]:
@@ -43,7 +52,18 @@ def make_log(iterations: int, rate: float, seconds: float) -> Iterator[str]:
 def make_run(root: Path, iterations: int, hosts: int) -> Path:
     """Write the folder of a run as `run` leaves it."""
     from caffe_recipes.recipe.source import load_recipe
-    from caffe_recipes.run.events import Event, Failed, Finish, Launch, Replaced, Retrying, RunStarted, Staged
+    from caffe_recipes.run.events import (
+        Evaluated,
+        Evaluating,
+        Event,
+        Failed,
+        Finish,
+        Launch,
+        Replaced,
+        Retrying,
+        RunStarted,
+        Staged,
+    )
     from caffe_recipes.run.folders import create_run
     from caffe_recipes.run.plan import plan_files, plan_steps
 
@@ -65,6 +85,7 @@ def make_run(root: Path, iterations: int, hosts: int) -> Path:
         attempts: list[Event] = [_launch(Launch, step.phase, 1, names[:hosts] if number == 2 else used)]
         if number == 2:
             emit(attempts[0])
+            (folder / "logs" / f"{step.phase}-1.log").write_text(FAILED)
             now += 900
             emit(Failed("rank 127 was killed by SIGBUS", step.phase, names[hosts - 1], seconds=900))
             emit(Replaced(names[hosts - 1], names[hosts]))
@@ -76,11 +97,15 @@ def make_run(root: Path, iterations: int, hosts: int) -> Path:
         now += count * 0.7
         snapshot = f"runs/{folder.name}/snapshots/{step.phase}.caffemodel"
         emit(Finish(step.phase, snapshot, "0" * 64, count * 0.7, 5800.0, 1.25, {}))
+    outputs = {"loss3/loss3": 0.94, "loss3/top-1": 0.7612, "loss3/top-5": 0.9301}
+    emit(Evaluating(snapshot))
+    now += 120
+    emit(Evaluated(steps[-1].phase, outputs, f"runs/{folder.name}/logs/evaluation-1.log"))
     journal.close()
     return folder
 
 
-def _launch(kind: type, phase: str, attempt: int, hosts: tuple[str, ...]) -> object:
+def _launch(kind: type[Launch], phase: str, attempt: int, hosts: tuple[str, ...]) -> Launch:
     log = f"runs/{RECIPE}-1/logs/{phase}-{attempt}.log"
     name = f"0123456789abcdef/{phase}-{attempt}"
     return kind(phase, attempt, log, hosts[0], None, 0.0, {}, name, ("train",), hosts, "", 0, {}, None, None)

@@ -199,9 +199,11 @@
         const px = frame.x(one[axis]);
         svg("line", { class: `mark ${one.what}`, x1: px, x2: px, y1: box.top, y2: box.bottom }, frame.svg);
         const text = one.what === "join" ? one.name : one.what;
-        if (px < labelled || px + text.length * 6 > box.right) continue;
-        names.push([px + 3, text]);
-        labelled = px + text.length * 6.5 + 8;
+        const room = text.length * 6.5 + 8;
+        const isLast = px + room > box.right; // then its name is on the left
+        if ((isLast ? px - room : px) < labelled) continue;
+        names.push([isLast ? px - 3 : px + 3, isLast ? "end" : "start", text]);
+        labelled = px + room;
       }
       const clip = svg("svg", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, viewBox: `${box.left} ${box.top} ${box.right - box.left} ${box.bottom - box.top}` }, frame.svg);
       for (const one of chart.published) svg("line", { class: `published c${one.run}`, x1: box.left, x2: box.right, y1: y(one.value), y2: y(one.value) }, clip);
@@ -216,9 +218,9 @@
           if (one.kind === "dots" && one.values.length < 200) dots += `M${at}m-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0 -5 0`;
         });
         svg("path", { class: `series ${one.kind} c${one.run}`, d: path, "stroke-dasharray": one.kind === "raw" ? "" : dash(one) }, clip);
-        if (dots) svg("path", { class: `dots c${one.run}`, d: dots }, clip);
+        if (dots) svg("path", { class: `points c${one.run}`, d: dots }, clip);
       }
-      for (const [x, text] of names) svg("text", { class: "place", x, y: box.top + 10 }, frame.svg, text);
+      for (const [x, anchor, text] of names) svg("text", { class: "place", x, y: box.top + 10, "text-anchor": anchor }, frame.svg, text);
     };
     const read = (value) => {
       const rows = chart.series.map((one) => {

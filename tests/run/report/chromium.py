@@ -90,7 +90,12 @@ class Page:
 
     def ask(self, expression: str) -> Any:  # noqa: ANN401 - any JSON
         """Return the value of an expression of JavaScript."""
-        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        found = self.send(
+            "Runtime.evaluate",
+            expression=expression,
+            returnByValue=True,
+            allowUnsafeEvalBlockedByCSP=False,
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
