@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from importlib import resources
 
 import jinja2
@@ -43,7 +45,7 @@ def render_report(runs: Sequence[RunContents], hidden: Collection[str] = ()) -> 
         "timelines": [_timeline(run) for run in runs],
         "runs": [run.name for run in runs],
     }
-    hiding = _Hiding(hidden)
+    hiding = _Hiding(frozenset(hidden))
     page = _environment(hiding).get_template("report.html.j2")
     return page.render(
         runs=runs,
@@ -60,18 +62,22 @@ def render_report(runs: Sequence[RunContents], hidden: Collection[str] = ()) -> 
     )
 
 
+@dataclass(frozen=True)
 class _Hiding:
     """Leaves texts out of values."""
 
-    def __init__(self, texts: Collection[str]) -> None:
-        self._texts = sorted((text for text in texts if len(text) >= _SHORTEST_HIDDEN), key=len, reverse=True)
+    texts: frozenset[str]
+
+    @cached_property
+    def _longest_first(self) -> list[str]:
+        return sorted((text for text in self.texts if len(text) >= _SHORTEST_HIDDEN), key=len, reverse=True)
 
     def hide(self, value: object) -> object:
         """Return a value, or a tree of lists and mappings, without the texts."""
-        if not self._texts:
+        if not self._longest_first:
             return value
         if type(value) is str:
-            for text in self._texts:
+            for text in self._longest_first:
                 value = value.replace(text, _HIDDEN)
             return value
         if isinstance(value, Mapping):
@@ -79,6 +85,7 @@ class _Hiding:
         return [self.hide(one) for one in value] if isinstance(value, list) else value
 
 
+@lru_cache(maxsize=1)
 def _environment(hiding: _Hiding) -> jinja2.Environment:
     """Return the environment of the template, in which every value is escaped."""
     environment = jinja2.Environment(

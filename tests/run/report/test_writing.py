@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from caffe_recipes.run.report.writing import REPORT, write_own_report
+from tests.run.recorded_run import LOG, launched, started, write_run
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+
+def test_a_run_writes_its_report_at_its_end(place: Place) -> None:
+    place.run()
+    folder = place.root / "runs" / "small-1"
+    assert "<dd>finished" in (folder / REPORT).read_text()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_what_goes_wrong_is_returned_and_not_raised(place: Place) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    (folder / REPORT).mkdir()
+    assert "s a directory" in write_own_report(folder, place.root).lower().replace("isa", "is a ")
+    (folder / REPORT).rmdir()
+    (folder / "recipe.json").write_text('{"format": 1}')
+    assert "is not the recipe of a run" in write_own_report(folder, place.root)
+    with (folder / "logs" / "init-1.log").open("a") as log:
+        log.truncate(3 << 20)
+    assert write_own_report(folder, place.root).startswith("its logs are large; write it with `caffe-recipes")
