@@ -27,7 +27,7 @@ _MOST_SLOW = 5
 _SLOW = 2  # times the median
 
 
-class Point(NamedTuple):
+class ChartPoint(NamedTuple):
     """A value and its place on each axis, NaN where that is not known."""
 
     iterations: float
@@ -46,11 +46,11 @@ class SlowDisplay:
     times: float
 
 
-def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+def thin(points: Sequence[ChartPoint], most: int = MOST_POINTS) -> list[ChartPoint]:
     """Return at most so many points, with the first, the last, and the least and greatest of each group.
 
-    >>> [point.value for point in thin([Point(i, i, i, 9 if i == 5 else 0) for i in range(100)], 6)]
-    [0, 9, 0, 0, 0, 0]
+    >>> [point.value for point in thin([ChartPoint(i, i, i, 9 if i == 5 else 0) for i in range(100)], 6)]
+    [0, 9, 0, 0]
     """
     if len(points) <= most:
         return list(points)
@@ -65,9 +65,9 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     return [points[index] for index in sorted(kept)]
 
 
-def _point(piece: Piece, iteration: int, seconds: float, value: float) -> Point:
+def _point(piece: Piece, iteration: int, seconds: float, value: float) -> ChartPoint:
     place = piece.x_at
-    return Point(
+    return ChartPoint(
         place("iterations", iteration, seconds),
         place("epochs", iteration, seconds),
         place("hours", iteration, seconds),
@@ -75,7 +75,7 @@ def _point(piece: Piece, iteration: int, seconds: float, value: float) -> Point:
     )
 
 
-def _points_of(curve: TrainingCurve, key: tuple[str, int, str]) -> list[Point]:
+def _points_of(curve: TrainingCurve, key: tuple[str, int, str]) -> list[ChartPoint]:
     return [
         _point(piece, iteration, seconds, value)
         for piece in curve.pieces
@@ -91,7 +91,7 @@ def _displays(piece: Piece) -> Iterator[tuple[int, float, int, float]]:
             yield iteration, seconds, iteration - before, seconds - before_s
 
 
-def _speed_points(curve: TrainingCurve, train_images: int) -> list[Point]:
+def _speed_points(curve: TrainingCurve, train_images: int) -> list[ChartPoint]:
     return [
         _point(piece, iteration, seconds, count * (piece.epochs_per_iter or math.nan) * train_images / took_s)
         for piece in curve.pieces
@@ -124,7 +124,7 @@ def _number(value: float, digits: int = 5) -> float | None:
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
 
 
-def _series(run: int, label: str, points: Sequence[Point], *, kind: str = "line") -> dict[str, object]:
+def _series(run: int, label: str, points: Sequence[ChartPoint], *, kind: str = "line") -> dict[str, object]:
     """Return a series for the page; `kind` is line, raw (drawn faintly) or dots (a line with its points)."""
     kept = thin(points)
     return {
@@ -139,15 +139,16 @@ def _series(run: int, label: str, points: Sequence[Point], *, kind: str = "line"
     }
 
 
-def _with_means(run: int, label: str, points: Sequence[Point]) -> Iterator[dict[str, object]]:
+def _with_means(run: int, label: str, points: Sequence[ChartPoint]) -> Iterator[dict[str, object]]:
     """Yield a noisy series and its running means, or only the series if it is too short for them."""
     means = smooth([point.value for point in points])
-    if all(mean == point.value or math.isnan(mean) for mean, point in zip(means, points, strict=True)):
+    pairs = zip(means, points, strict=True)
+    if all(math.isclose(mean, point.value, abs_tol=1e-9) or math.isnan(mean) for mean, point in pairs):
         yield _series(run, label, points)
         return
     yield _series(run, f"{label}, as logged", points, kind="raw")
     smoothed = [
-        Point(point.iterations, point.epochs, point.hours, mean)
+        ChartPoint(point.iterations, point.epochs, point.hours, mean)
         for point, mean in zip(points, means, strict=True)
     ]
     yield _series(run, f"{label}, smoothed", smoothed)

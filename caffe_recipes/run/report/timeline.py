@@ -33,7 +33,7 @@ _MOST_INCIDENTS = 500
 
 
 @dataclass(frozen=True)
-class Span:
+class TimelineSpan:
     """Something that took time on some hosts; times are seconds since the first event of the run.
 
     `kind` is data, training or evaluation. `outcome` is finished, failed, interrupted, lost (the process of
@@ -67,9 +67,9 @@ class Incident:
 class _OpenSpans:
     """The spans that have begun, while the events pass by."""
 
-    spans: list[Span] = field(default_factory=list)
-    launches: dict[str, Span] = field(default_factory=dict)  # by phase
-    evaluation: Span | None = None
+    spans: list[TimelineSpan] = field(default_factory=list)
+    launches: dict[str, TimelineSpan] = field(default_factory=dict)  # by phase
+    evaluation: TimelineSpan | None = None
 
     def end(self, phase: str | None, at_s: float, outcome: str, detail: str = "") -> None:
         """End the launch of a phase; of all phases if it is None."""
@@ -79,8 +79,15 @@ class _OpenSpans:
                 text = "; ".join(filter(None, (span.detail, detail)))
                 self.spans.append(replace(span, end_s=at_s, outcome=outcome, detail=text))
 
+    def end_evaluation(self, at_s: float, outcome: str, detail: str = "") -> None:
+        """End the evaluation, if there is one."""
+        if self.evaluation is not None:
+            detail = "; ".join(filter(None, (self.evaluation.detail, detail)))
+            self.spans.append(replace(self.evaluation, end_s=at_s, outcome=outcome, detail=detail))
+        self.evaluation = None
 
-def find_spans(events: Sequence[TimedEvent], begin_s: float) -> list[Span]:
+
+def find_spans(events: Sequence[TimedEvent], begin_s: float) -> list[TimelineSpan]:
     """Return what took time in a run or a branch, in the order of its beginning."""
     found, host, before_s = _OpenSpans(), "", 0.0
     for time_s, event in events:
@@ -90,16 +97,15 @@ def find_spans(events: Sequence[TimedEvent], begin_s: float) -> list[Span]:
         elif isinstance(event, Staged):
             detail = f"{describe_bytes(event.bytes)} from {event.source} to {event.lmdb}"
             found.spans.append(
-                Span("data", "staging", tuple(event.hosts), before_s, at_s, "finished", detail)
+                TimelineSpan("data", "staging", tuple(event.hosts), before_s, at_s, "finished", detail)
             )
         elif isinstance(event, Built):
             detail = ", ".join(event.lmdbs)
-            found.spans.append(Span("data", "building", (host,), before_s, at_s, "finished", detail))
+            found.spans.append(TimelineSpan("data", "building", (host,), before_s, at_s, "finished", detail))
         else:
             _follow_launches(event, at_s, host, found)
         before_s = at_s
-    if found.evaluation is not None:
-        found.spans.append(replace(found.evaluation, end_s=before_s, outcome="open"))
+    found.end_evaluation(before_s, "open")
     found.end(None, before_s, "open")
     return sorted(found.spans, key=lambda span: span.begin_s)
 
@@ -111,20 +117,26 @@ def _follow_launches(event: Event, at_s: float, host: str, found: _OpenSpans) ->
         if event.resumed is not None:
             detail += f", from the checkpoint at {event.resumed:,}"
         hosts = event.hosts or (event.host,)
-        found.launches[event.phase] = Span("training", event.phase, hosts, at_s, at_s, "open", detail)
+        found.launches[event.phase] = TimelineSpan("training", event.phase, hosts, at_s, at_s, "open", detail)
     elif isinstance(event, Finish):
         speed = f"{event.images_per_s:,.0f} images/s" if event.images_per_s else ""
         found.end(event.phase, at_s, "finished", speed)
     elif isinstance(event, Failed):
+        reason = shorten(event.reason, _LONGEST_TEXT)
         if event.phase is not None:
-            found.end(event.phase, at_s, "failed", shorten(event.reason, _LONGEST_TEXT))
+            found.end(event.phase, at_s, "failed", reason)
+        else:
+            found.end_evaluation(at_s, "failed", reason)
     elif isinstance(event, Stopped):
         found.end(None, at_s, "interrupted", event.signal)
+        found.end_evaluation(at_s, "interrupted", event.signal)
     elif isinstance(event, Evaluating):
-        found.evaluation = Span("evaluation", "evaluation", (host,), at_s, at_s, "open", event.weights)
-    elif isinstance(event, Evaluated) and found.evaluation is not None:
-        found.spans.append(replace(found.evaluation, end_s=at_s, outcome="finished"))
-        found.evaluation = None
+        found.end_evaluation(at_s, "lost")
+        found.evaluation = TimelineSpan(
+            "evaluation", "evaluation", (host,), at_s, at_s, "open", event.weights
+        )
+    elif isinstance(event, Evaluated):
+        found.end_evaluation(at_s, "finished")
 
 
 def find_incidents(
@@ -175,7 +187,7 @@ class HostRow:
     """The hosts that did the same at the same times, and what they did."""
 
     hosts: tuple[str, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[TimelineSpan, ...]
 
     @property
     def label(self) -> str:
@@ -185,11 +197,12 @@ class HostRow:
         return f"{describe_count(len(self.hosts), 'host')}: {self.hosts[0]} ..."
 
 
-def group_hosts(spans: Sequence[Span]) -> list[HostRow]:
+def group_hosts(spans: Sequence[TimelineSpan]) -> list[HostRow]:
     """Return a row for each group of hosts that did the same, in the order in which they first did anything.
 
-    >>> one = Span("training", "init", ("a", "b"), 0, 9, "failed")
-    >>> [row.label for row in group_hosts([one, Span("training", "init", ("a", "c"), 9, 20, "finished")])]
+    >>> one = TimelineSpan("training", "init", ("a", "b"), 0, 9, "failed")
+    >>> other = TimelineSpan("training", "init", ("a", "c"), 9, 20, "finished")
+    >>> [row.label for row in group_hosts([one, other])]
     ['a', 'b', 'c']
     """
     done: dict[str, list[int]] = {}

@@ -42,6 +42,13 @@ def test_each_launch_ends_as_the_journal_says() -> None:
     ]
 
 
+def test_an_evaluation_that_fails_is_shown_as_failed() -> None:
+    failure: Written = ("failed", {"reason": "no such net"})
+    (span,) = find_spans([at(0, started()), at(1, ("evaluating", {"weights": "w"})), at(3, failure)], 0)
+    assert (span.kind, span.begin_s, span.end_s, span.outcome) == ("evaluation", 1, 3, "failed")
+    assert span.detail == "w; no such net"
+
+
 def test_hosts_that_did_the_same_share_a_row() -> None:
     hosts = [f"n{number}" for number in range(64)]
     rows = group_hosts(find_spans([at(0, launched(hosts=hosts)), at(9, finished("init"))], 0))
