@@ -16,12 +16,24 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from caffe_recipes.run.events import Launch
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.events import (
+    Evaluated,
+    Evaluating,
+    Failed,
+    Finish,
+    Launch,
+    Replaced,
+    Retrying,
+    RunStarted,
+    Staged,
+)
+from caffe_recipes.run.folders import create_run
+from caffe_recipes.run.plan import plan_files, plan_steps
+from caffe_recipes.run.report.writing import write_report
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tests drive the browser
 
 RECIPE = "stampede2-64n-72ep"
 FAILED = (
@@ -50,65 +62,47 @@ def make_log(iterations: int, rate: float, seconds: float) -> Iterator[str]:
 
 
 def make_run(root: Path, iterations: int, hosts: int) -> Path:
-    """Write the folder of a run as `run` leaves it."""
-    from caffe_recipes.recipe.source import load_recipe
-    from caffe_recipes.run.events import (
-        Evaluated,
-        Evaluating,
-        Event,
-        Failed,
-        Finish,
-        Launch,
-        Replaced,
-        Retrying,
-        RunStarted,
-        Staged,
-    )
-    from caffe_recipes.run.folders import create_run
-    from caffe_recipes.run.plan import plan_files, plan_steps
-
+    """Write the folder of a run as `run` leaves it; the third phase fails once, on the last host."""
     recipe = load_recipe(RECIPE)
     steps, folder = plan_steps(recipe), root / "runs" / f"{RECIPE}-1"
     now = 1_700_000_000.0
     journal = create_run(folder, recipe, plan_files(recipe), lambda: now)
     names = tuple(f"c401-{number:03}" for number in range(1, hosts + 2))
-    emit = journal.append
+    used, bad, spare, emit = names[:hosts], names[hosts - 1], names[hosts], journal.append
     emit(RunStarted(1, names[0]))
     now += 300
-    emit(
-        Staged("/tmp/ilsvrc12_train_lmdb", 250 << 30, names[:hosts], "examples/imagenet/ilsvrc12_train_lmdb")
-    )
+    emit(Staged("/tmp/ilsvrc12_train_lmdb", 250 << 30, used, "examples/imagenet/ilsvrc12_train_lmdb"))
     whole = sum(step.last_iter for step in steps)
     for number, step in enumerate(steps):
-        count = round(step.last_iter * iterations / whole)
-        used = names[:hosts] if number < 2 else (*names[: hosts - 1], names[hosts])
-        attempts: list[Event] = [_launch(Launch, step.phase, 1, names[:hosts] if number == 2 else used)]
+        count, attempt = round(step.last_iter * iterations / whole), 1
         if number == 2:
-            emit(attempts[0])
+            emit(_launch(step.phase, 1, used))
             (folder / "logs" / f"{step.phase}-1.log").write_text(FAILED)
             now += 900
-            emit(Failed("rank 127 was killed by SIGBUS", step.phase, names[hosts - 1], seconds=900))
-            emit(Replaced(names[hosts - 1], names[hosts]))
+            emit(Failed("rank 127 was killed by SIGBUS", step.phase, bad, seconds=900))
+            emit(Replaced(bad, spare))
             emit(Retrying(1, 3))
-            attempts = [_launch(Launch, step.phase, 2, used)]
-        emit(attempts[0])
-        log = folder / "logs" / f"{step.phase}-{2 if number == 2 else 1}.log"
+            used, attempt = (*names[: hosts - 1], spare), 2
+        emit(_launch(step.phase, attempt, used))
+        log = folder / "logs" / f"{step.phase}-{attempt}.log"
         log.write_text("".join(make_log(count, 1.0 / (number + 1), 0.7)))
         now += count * 0.7
         snapshot = f"runs/{folder.name}/snapshots/{step.phase}.caffemodel"
         emit(Finish(step.phase, snapshot, "0" * 64, count * 0.7, 5800.0, 1.25, {}))
-    outputs = {"loss3/loss3": 0.94, "loss3/top-1": 0.7612, "loss3/top-5": 0.9301}
     emit(Evaluating(snapshot))
     now += 120
+    outputs = {"loss3/loss3": 0.94, "loss3/top-1": 0.7612, "loss3/top-5": 0.9301}
     emit(Evaluated(steps[-1].phase, outputs, f"runs/{folder.name}/logs/evaluation-1.log"))
     journal.close()
     return folder
 
 
-def _launch(kind: type[Launch], phase: str, attempt: int, hosts: tuple[str, ...]) -> Launch:
+def _launch(phase: str, attempt: int, hosts: tuple[str, ...]) -> Launch:
     log = f"runs/{RECIPE}-1/logs/{phase}-{attempt}.log"
     name = f"0123456789abcdef/{phase}-{attempt}"
-    return kind(phase, attempt, log, hosts[0], None, 0.0, {}, name, ("train",), hosts, "", 0, {}, None, None)
+    return Launch(
+        phase, attempt, log, hosts[0], None, 0.0, {}, name, ("train",), hosts, "", 0, {}, None, None
+    )
 
 
 def measure_browser(page: Path, work: Path) -> str:
@@ -133,8 +127,6 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=64)
     parser.add_argument("--keep", type=Path, help="also keep the page here")
     options = parser.parse_args()
-    from caffe_recipes.run.report.writing import write_report
-
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
         root = Path(work)
         folder = make_run(root, options.iterations, options.hosts)
