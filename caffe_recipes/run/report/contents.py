@@ -238,7 +238,7 @@ def load_contents(given: str, root: str) -> RunContents:
         launches=tuple(launches),
         lines=tuple(_journal_lines(every, begin_s, recipe, shown)),
         origins=tuple(find_origins(reader.path, root, recipe, [event for _, event in every], reader.unread)),
-        unread=tuple(reader.unread),
+        unread=tuple(dict.fromkeys(reader.unread)),
     )
 
 
