@@ -11,7 +11,7 @@ from caffe_recipes.caffe.chain import Chain, ChainFacts, Link
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.config import Location, write_key
 from caffe_recipes.files.bounded_reads import read_bytes
-from caffe_recipes.recipe.model import Phase
+from caffe_recipes.recipe.model import Phase, TensorFlowRecipe
 from caffe_recipes.recipe.source import load_recipe, locate_keys
 from caffe_recipes.recipe.translate import original_name, translate
 from caffe_recipes.render.dialect import find_parts
@@ -29,7 +29,7 @@ from caffe_recipes.wording import describe_names
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
     from caffe_recipes.caffe.prototxt import Document
-    from caffe_recipes.recipe.model import Recipe
+    from caffe_recipes.recipe.model import AnyRecipe, Recipe
     from caffe_recipes.review.lint.findings import Finding
 
 _Locate = Callable[[Location], str]
@@ -56,8 +56,13 @@ def lint_recipe(
     return _lint_texts(recipe, common, texts, locate, dialect)
 
 
-def lint_frozen(recipe: Recipe) -> list[Finding]:
-    """Find mistakes as `lint_recipe` does in a recipe without a file, such as the one that a run keeps."""
+def lint_frozen(recipe: AnyRecipe) -> list[Finding]:
+    """Find mistakes as `lint_recipe` does in a recipe without a file, such as the one that a run keeps.
+
+    There are no rules for the recipe of a TensorFlow run.
+    """
+    if isinstance(recipe, TensorFlowRecipe):
+        return []
     files = generate(recipe)
     texts = {path: files[path] for path in placed_paths(recipe)}
     common = recipe.solver.model_fields_set

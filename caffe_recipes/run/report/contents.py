@@ -12,7 +12,7 @@ import yaml
 
 from caffe_recipes.cluster.hostfile import fold_hosts
 from caffe_recipes.errors import CaffeRecipesError, InputError
-from caffe_recipes.recipe.model import AnyRecipe, Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.review.inspect.curves import TrainingCurve
 from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.run.events import (
@@ -276,8 +276,6 @@ def _results(
 
 
 def _lint(recipe: AnyRecipe, unread: list[str]) -> tuple[Finding, ...]:
-    if not isinstance(recipe, Recipe):
-        return ()
     from caffe_recipes.review.lint.recipes import lint_frozen  # imported here: it loads every rule
 
     try:
