@@ -30,8 +30,8 @@ from caffe_recipes.run.events import (
     Staged,
 )
 from caffe_recipes.run.folders import create_run
-from caffe_recipes.run.plan import plan_files, plan_steps
 from caffe_recipes.run.report.writing import write_report
+from caffe_recipes.run.training_plan import plan_files, plan_steps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tests drive the browser
 

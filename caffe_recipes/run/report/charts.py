@@ -15,9 +15,8 @@ from caffe_recipes.review.inspect.curves import (
     X_AXES,
     Piece,
     TrainingCurve,
-    is_loss,
     is_top1,
-    smooth,
+    running_means,
 )
 
 # A series of more points shows the least and the greatest value of each of half so many groups.
@@ -141,7 +140,7 @@ def _series(run: int, label: str, points: Sequence[ChartPoint], *, kind: str = "
 
 def _with_means(run: int, label: str, points: Sequence[ChartPoint]) -> Iterator[dict[str, object]]:
     """Yield a noisy series and its running means, or only the series if it is too short for them."""
-    means = smooth([point.value for point in points])
+    means = running_means([point.value for point in points])
     pairs = zip(means, points, strict=True)
     if all(math.isclose(mean, point.value, abs_tol=1e-9) or math.isnan(mean) for mean, point in pairs):
         yield _series(run, label, points)
@@ -156,7 +155,7 @@ def _with_means(run: int, label: str, points: Sequence[ChartPoint]) -> Iterator[
 
 def _loss_series(curve: TrainingCurve, run: int) -> Iterator[dict[str, object]]:
     yield from _with_means(run, "train", _points_of(curve, LOSS_KEY))
-    for key in filter(is_loss, curve.measured()):
+    for key in filter(is_test_loss, curve.measured()):
         yield _series(run, f"test {key[2]}", _points_of(curve, key), kind="dots")
 
 

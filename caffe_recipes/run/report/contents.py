@@ -15,24 +15,14 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.review.inspect.curves import TrainingCurve
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.run.events import (
-    Branched,
-    Event,
-    Failed,
-    Launch,
-    RunState,
-    Stopped,
-    describe_event,
-    fold_events,
-    is_complete,
-)
+from caffe_recipes.run.events import Branched, Event, Failed, Launch, RunState, Stopped
 from caffe_recipes.run.failures.explain import ExplainedLine, explain_log
+from caffe_recipes.run.folded_events import describe_event, fold_events, is_complete
 from caffe_recipes.run.folders import freeze_recipe
 from caffe_recipes.run.journal import JOURNAL, JournalError, read_events
 from caffe_recipes.run.monitor.curves import load_launches_curve
-from caffe_recipes.run.monitor.files import LocalFiles, Process, ReadRequest, find_run, load_frozen
 from caffe_recipes.run.monitor.logs import check_below
-from caffe_recipes.run.plan import plan_steps
+from caffe_recipes.run.monitor.run_files import LocalFiles, Process, ReadRequest, find_run, load_frozen
 from caffe_recipes.run.report.provenance import Origin, find_origins
 from caffe_recipes.run.report.timeline import (
     HostRow,
@@ -43,6 +33,7 @@ from caffe_recipes.run.report.timeline import (
     group_hosts,
 )
 from caffe_recipes.run.trainer import Training
+from caffe_recipes.run.training_plan import plan_steps
 from caffe_recipes.wording import describe_count, shorten
 
 _LONGEST_LINE = 500
@@ -276,7 +267,7 @@ def _results(
 
 
 def _lint(recipe: AnyRecipe, unread: list[str]) -> tuple[Finding, ...]:
-    from caffe_recipes.review.lint.recipes import lint_frozen  # imported here: it loads every rule
+    from caffe_recipes.review.lint.recipe_lint import lint_frozen
 
     try:
         return tuple(lint_frozen(recipe))

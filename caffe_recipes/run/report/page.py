@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from caffe_recipes.cluster.hostfile import fold_hosts
 from caffe_recipes.errors import InputError
-from caffe_recipes.run.events import describe_run_command
+from caffe_recipes.run.folded_events import describe_run_command
 from caffe_recipes.run.folders import freeze_recipe
 from caffe_recipes.run.report.charts import MOST_POINTS, build_charts, find_slow
 from caffe_recipes.run.report.contents import RunContents

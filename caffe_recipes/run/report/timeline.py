@@ -21,8 +21,8 @@ from caffe_recipes.run.events import (
     RunStarted,
     Staged,
     Stopped,
-    describe_event,
 )
+from caffe_recipes.run.folded_events import describe_event
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, shorten
 
