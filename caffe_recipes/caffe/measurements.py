@@ -41,6 +41,7 @@ from caffe_recipes.files.bounded_reads import open_file
 LOSS, RATE = "average loss", "lr"
 _TOTAL = "total loss"  # of `caffe test`
 _ACCURACIES = ("top-1", "top1", "accuracy", "acc")
+_TOP5 = ("top-5", "top5")
 # What is held in memory of a log, even if it is not that of a training.
 MOST_RUNS = 1000
 MOST_OUTPUTS = 10_000  # of an iteration
@@ -52,6 +53,11 @@ _MEASURES = ("] Iteration ", "net output #", "Test score #")
 def is_accuracy(output: str) -> bool:
     """Return whether an output is the top-1 accuracy, by the names that such outputs usually have."""
     return output.lower().endswith(_ACCURACIES)
+
+
+def is_top5(output: str) -> bool:
+    """Return whether an output is the top-5 accuracy."""
+    return output.lower().endswith(_TOP5)
 
 
 class Measurement(NamedTuple):

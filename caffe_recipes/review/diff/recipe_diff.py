@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,13 @@ _IN_PROTOTXTS = frozenset(
         *(f"data.test.{key}" for key in ("lmdb", "batch_size", "shorter_side_px", "interp_mode")),
         "cluster.batch_per_rank",
         *(f"phases.*.{key}" for key in (*SolverSettings.model_fields, "name", "net", "snapshot_prefix")),
+    }
+)
+# Keys that name or describe a recipe, which differ between any two.
+_NAMING = frozenset(
+    {
+        *("name", "title", "source", "reported", "accept", "ensemble", "prototxt_dir", "nets_dir"),
+        *(f"phases.*.{key}" for key in ("comment", "reported", "snapshot_prefix")),
     }
 )
 
@@ -122,13 +130,25 @@ def _diff_rows(before: Mapping[str, AnyRecipe], after: Mapping[str, AnyRecipe]) 
 
 
 def _diff_values(old: AnyRecipe, new: AnyRecipe, omitted: frozenset[str] = _IN_PROTOTXTS) -> Iterator[Change]:
-    before, after = (dict(_own_values(recipe, omitted)) for recipe in (old, new))
-    for key in dict.fromkeys([*before, *after]):
+    for key, (before, after) in find_differing([old, new], omitted).items():
+        yield Change("changed", key, _given(before), _given(after))
+
+
+def find_differing(recipes: Sequence[AnyRecipe], omitted: frozenset[str] = _NAMING) -> dict[str, list[Any]]:
+    """Return the keys whose values differ between recipes, each with its value in every recipe.
+
+    A value is None where it is not set. By default, titles and what is named after a recipe are left out.
+    """
+    values = [dict(_own_values(recipe, omitted)) for recipe in recipes]
+    found = {}
+    for key in dict.fromkeys(chain.from_iterable(values)):
         inherited = f"solver.{key.rpartition('.')[2]}"
-        if key.startswith("phases.") and all(one.get(key) == one.get(inherited) for one in (before, after)):
+        if key.startswith("phases.") and all(one.get(key) == one.get(inherited) for one in values):
             continue  # reported once, under `solver`
-        if before.get(key) != after.get(key):
-            yield Change("changed", key, _given(before.get(key)), _given(after.get(key)))
+        own = [one.get(key) for one in values]
+        if any(value != own[0] for value in own):
+            found[key] = own
+    return found
 
 
 def _own_values(recipe: AnyRecipe, omitted: frozenset[str]) -> Iterator[tuple[str, Any]]:
@@ -158,14 +178,16 @@ def _flatten(
 
 
 def _given(value: Any) -> ShownValue:  # noqa: ANN401 - any value of a recipe, as JSON
-    return NOT_SET if value is None else ShownValue(_text(value), value)
+    return NOT_SET if value is None else ShownValue(value_text(value), value)
 
 
-def _text(value: Json) -> str:
+def value_text(value: Json) -> str:
+    """Return a value of a recipe as it is shown."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(value_text, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items() if item is not None)}}}"
+        given = (f"{key}: {value_text(item)}" for key, item in value.items() if item is not None)
+        return f"{{{', '.join(given)}}}"
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value).removesuffix(".0")

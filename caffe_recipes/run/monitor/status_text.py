@@ -102,7 +102,7 @@ def _row(status: StatusEntry, now_s: float) -> tuple[str, ...]:
     """Return the cells of a run's line in the table."""
     run, progress = status.run, status.progress
     started_s, left_s = _started_s(status), _left_s(status)
-    elapsed_s = _elapsed_s(status, now_s)
+    spent_s = elapsed_s(status, now_s)
     reached = ""
     if progress is not None and status.state == "running":
         reached = f"{progress.iteration}/{progress.last_iter}"
@@ -114,7 +114,7 @@ def _row(status: StatusEntry, now_s: float) -> tuple[str, ...]:
         _phase_of(run),
         reached,
         _local_time(started_s) if started_s is not None else "",
-        write_clock(elapsed_s) if elapsed_s is not None else "",
+        write_clock(spent_s) if spent_s is not None else "",
         write_clock(left_s) if left_s is not None else "",
         _result(status),
     )
@@ -146,7 +146,7 @@ def _started_s(status: StatusEntry) -> float | None:
     return min((job.submission.time_s for job in status.jobs if job.submission.time_s), default=None)
 
 
-def _elapsed_s(status: StatusEntry, now_s: float) -> float | None:
+def elapsed_s(status: StatusEntry, now_s: float) -> float | None:
     """Return for how many seconds a run has run, without pauses, until now or its last known event."""
     run = status.run
     if run is None or run.last_s is None:
@@ -187,8 +187,8 @@ def status_details(status: StatusEntry, now_s: float) -> Iterator[tuple[str, str
     yield "state", status.state
     if (started_s := _started_s(status)) is not None:
         yield "started", _local_time(started_s)
-    if (elapsed_s := _elapsed_s(status, now_s)) is not None:
-        yield "elapsed", write_clock(elapsed_s)
+    if (spent_s := elapsed_s(status, now_s)) is not None:
+        yield "elapsed", write_clock(spent_s)
     if run is not None and status.state in ("running", "unknown"):
         yield "phase", _describe_phase(run, status)
     elif run is not None and status.state != "finished":

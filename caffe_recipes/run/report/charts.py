@@ -15,6 +15,7 @@ from caffe_recipes.review.inspect.curves import (
     X_AXES,
     Piece,
     TrainingCurve,
+    is_test_loss,
     is_top1,
     running_means,
 )
