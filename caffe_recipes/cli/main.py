@@ -65,6 +65,7 @@ TASKS = {
     },
     "Watch and stop": {
         "status": _Lazy("monitor", "Show the status of runs and their jobs."),
+        "runs": _Lazy("runs", "Compare runs and their recipes."),
         "attach": _Lazy("monitor", "Watch a run until it ends."),
         "logs": _Lazy("monitor", "Print a run's log, and follow it."),
         "report": _Lazy("report", "Write the report of runs, as one HTML page."),

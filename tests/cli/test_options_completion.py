@@ -20,6 +20,7 @@ TAKE_RECIPES = [
     "submit",
     "attach",
     "status",
+    "runs",
     "logs",
     "cancel",
     "plot",

@@ -74,6 +74,7 @@ def is_clean(text: str) -> bool:
         ["fmt", "--check", f"{EVIL}.prototxt"],
         ["fmt", f"{EVIL}.prototxt"],
         ["status"],
+        ["runs"],
     ],
     ids=lambda words: " ".join(words).encode("unicode_escape").decode(),
 )

@@ -6,10 +6,15 @@ import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from caffe_recipes.caffe.measurements import is_accuracy, is_top5
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, RecipeError
+from caffe_recipes.files.yaml_text import load_yaml_text
+from caffe_recipes.recipe.families import list_rows
 from caffe_recipes.recipe.model import AnyRecipe
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family
+from caffe_recipes.run.folders import sort_runs
 from caffe_recipes.run.monitor.files import find_run
 from caffe_recipes.run.monitor.follow import FOLLOW_ENV, FollowEnv, ShownRun, StatusOptions, open_runs
 from caffe_recipes.run.monitor.status import RunStatus, elapsed_s, find_status, find_statuses
@@ -44,12 +49,41 @@ def summarize_runs(
 ) -> list[RunSummary]:
     """Return summaries of the given runs, in that order, or without any of all runs.
 
-    A run is given as for `attach`. Raises InputError for a name that is not that of a run, and if the root
-    does not exist.
+    A run is given as for `attach`; the file of a family stands for the latest run of each row. Raises
+    InputError for a name that is not that of a run, and if the root does not exist.
     """
-    found = [_find(name, options, env) for name in given] if given else find_statuses(options, env)
-    now_s = time.time()
-    return [summarize_run(status, now_s) for status in found]
+    now_s, found = time.time(), list[RunSummary]()
+    for name in given:
+        rows = _rows_of(name)
+        if rows is None:
+            found.append(summarize_run(_find(name, options, env), now_s))
+        else:
+            found += _summarize_rows(rows, options, env, now_s)
+    if given:
+        return found
+    return [summarize_run(status, now_s) for status in find_statuses(options, env)]
+
+
+def _rows_of(name: str) -> list[str] | None:
+    """Return the rows of a family that is given by its file; None for any other name."""
+    if not name.endswith(RECIPE_SUFFIXES) or not Path(name).is_file():
+        return None
+    text = load_yaml_text(Path(name), "recipe", RecipeError)
+    return list_rows(text, name) if is_family(text) else None
+
+
+def _summarize_rows(
+    rows: Sequence[str], options: StatusOptions, env: FollowEnv, now_s: float
+) -> Iterator[RunSummary]:
+    """Yield the latest run of each row; a row may not have been run yet."""
+    with open_runs(options, env) as runs:
+        names = runs.files.names(runs.path)
+    for row in rows:
+        latest = sort_runs(names, row)[-1:]
+        for name in latest:
+            yield summarize_run(_find(name, options, env), now_s)
+        if not latest:
+            yield RunSummary("", row, "not run")
 
 
 def _find(name: str, options: StatusOptions, env: FollowEnv) -> RunStatus:
