@@ -1,9 +1,10 @@
-"""`caffe-recipes diff`: compare prototxts, recipes, folders or git revisions by meaning."""
+"""`caffe-recipes diff`: compare prototxts, recipes, runs, folders or git revisions by meaning."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -45,6 +46,7 @@ def _read_ranks(context: click.Context, option: click.Parameter, text: str | Non
     epilog=examples(
         "caffe-recipes diff old/solver.prototxt solver.prototxt",
         "caffe-recipes diff stampede2-64n-72ep mine.yaml",
+        "caffe-recipes diff digits-local-1 digits-local-2",
         "caffe-recipes diff HEAD~1 HEAD -- prototxt/",
         "caffe-recipes diff HEAD:./mine.yaml mine.yaml",
     ),
@@ -76,12 +78,14 @@ def diff(
     quiet: bool,
     git: bool,
 ) -> None:
-    """Compare prototxts, recipes, folders or git revisions by meaning; exit 1 if they differ.
+    """Compare prototxts, recipes, runs, folders or git revisions by meaning; exit 1 if they differ.
 
     A single revision is compared with the working tree; untracked files are only listed.
     PATHs restrict the comparison. The order of fields, comments and formatting are ignored. With --images and
     --ranks, solvers are also compared in epochs. In folders and revisions, recipes are compared by their
     values. If A and B are recipes, the files that they generate are compared too.
+    Of two runs, named or given as folders, the recipes and the results are compared; only the recipes decide
+    the exit code.
     """
     rest = ctx.meta[_REST]
     if git:
@@ -95,6 +99,8 @@ def diff(
         raise click.UsageError("Missing argument 'A'.", ctx)
     if (options.images is None) != (options.ranks is None):
         raise InputError("", "--images and --ranks must be given together", "give both, or neither")
+    if not rest and _are_runs(sides):
+        ctx.exit(_diff_runs(*sides, as_json=as_json, quiet=quiet))
     comparison = compare_sides(open_sides(sides, rest, max_bytes=options.max_bytes), options)
     for line in () if quiet else describe_foreign(options.foreign, options.dialect):
         echo(line, err=True)
@@ -109,6 +115,32 @@ def diff(
         lines = render_comparison(comparison, painter(sys.stdout.isatty()))
         echo(*(lines or ["no difference in meaning"]))
     ctx.exit(2 if comparison.unreadable else 0 if comparison.equal else 1)
+
+
+def _are_runs(sides: tuple[str, ...]) -> bool:
+    """Return whether there are two sides, each the folder of a run or the name of one."""
+    places = [(Path(side), Path(_root(), "runs", side)) for side in sides]
+    if len(sides) != 2 or not all(any(place.is_dir() for place in both) for both in places):
+        return False
+    from caffe_recipes.run.monitor.curves import is_run  # slow, and needed only for runs
+
+    return all(is_run(side, _root()) for side in sides)
+
+
+def _root() -> str:
+    return os.environ.get("CAFFE_ROOT") or "."
+
+
+def _diff_runs(old: str, new: str, *, as_json: bool, quiet: bool) -> int:
+    from caffe_recipes.run.monitor.comparison import compare_two_runs, render_results, results_json
+
+    compared, results = compare_two_runs(old, new, _root())
+    if as_json and not quiet:
+        click.echo(render_json(compared, results=results_json(*results)))
+    elif not quiet:
+        lines = render_comparison(compared, painter(sys.stdout.isatty()))
+        echo(*(lines or ["recipe: no difference in meaning"]), *render_results(*results))
+    return 0 if compared.equal else 1
 
 
 def _is_shown() -> bool:

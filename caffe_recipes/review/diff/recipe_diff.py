@@ -129,6 +129,15 @@ def _diff_rows(before: Mapping[str, AnyRecipe], after: Mapping[str, AnyRecipe]) 
             shown.add(key)
 
 
+def compare_values(old: tuple[str, AnyRecipe], new: tuple[str, AnyRecipe]) -> Comparison:
+    """Return the differences of all values of two labelled recipes, without building nets.
+
+    Titles and what is named after a recipe are left out.
+    """
+    (label, before), (other, after) = old, new
+    return Comparison(label, other, (), tuple(_diff_values(before, after, _NAMING)))
+
+
 def _diff_values(old: AnyRecipe, new: AnyRecipe, omitted: frozenset[str] = _IN_PROTOTXTS) -> Iterator[Change]:
     for key, (before, after) in find_differing([old, new], omitted).items():
         yield Change("changed", key, _given(before), _given(after))

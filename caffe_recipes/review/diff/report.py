@@ -51,8 +51,8 @@ def render_comparison(comparison: Comparison, paint: Paint = keep_plain) -> list
     return lines
 
 
-def render_comparison_json(comparison: Comparison) -> str:
-    """Return a comparison as JSON: each change separately, values as Caffe reads them."""
+def render_comparison_json(comparison: Comparison, **more: Json) -> str:
+    """Return a comparison as JSON: each change separately, values as Caffe reads them, then `more` keys."""
     return json.dumps(
         {
             "old": comparison.old,
@@ -60,6 +60,7 @@ def render_comparison_json(comparison: Comparison) -> str:
             "equal": comparison.equal,
             "recipe": [_change_json(change) for change in comparison.values],
             "files": [_file_json(file) for file in comparison.files],
+            **more,
         },
         indent=2,
         allow_nan=False,

@@ -1,4 +1,4 @@
-"""`caffe-recipes runs`: runs beside each other, with the keys in which their recipes differ."""
+"""Runs beside each other, with the keys in which their recipes differ: `runs`, and `diff` of two runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.columns import align_columns, csv_row
-from caffe_recipes.review.diff.recipes import find_differing, value_text
-from caffe_recipes.run.monitor.summary import RunSummary
+from caffe_recipes.review.diff.changes import Comparison
+from caffe_recipes.review.diff.recipes import compare_values, find_differing, value_text
+from caffe_recipes.run.monitor.follow import StatusOptions
+from caffe_recipes.run.monitor.summary import RunSummary, summarize_runs
 from caffe_recipes.wording import did_you_mean, one_line, shorten
 
 COLUMNS = ("run", "recipe", "state", "epochs", "hours", "images_per_s", "loss", "top1", "top5")
@@ -106,3 +108,32 @@ def render_json(compared: RunComparison) -> str:
         for index, run in enumerate(compared.runs)
     ]
     return json.dumps(found, indent=1)
+
+
+def compare_two_runs(old: str, new: str, root: str) -> tuple[Comparison, tuple[RunSummary, RunSummary]]:
+    """Return the comparison of two runs' recipes, by all values, and both summaries.
+
+    Raises InputError for a run that cannot be read.
+    """
+    before, after = summarize_runs([old, new], StatusOptions(root))
+    sides = []
+    for run in (before, after):
+        if run.frozen is None:
+            raise InputError(run.run, run.error or "has no recipe", "restore its files to compare it")
+        sides.append((run.run, run.frozen))
+    return compare_values(*sides), (before, after)
+
+
+def render_results(before: RunSummary, after: RunSummary) -> list[str]:
+    """Return the results of two runs as a table, those that neither has left out."""
+    rows = [["", before.run, after.run]]
+    for name in COLUMNS[2:]:
+        values = getattr(before, name), getattr(after, name)
+        if any(value is not None for value in values):
+            rows.append([_HEADINGS.get(name, name), *(_cell(name, value) or "-" for value in values)])
+    return align_columns(rows)
+
+
+def results_json(*runs: RunSummary) -> list[dict[str, Any]]:
+    """Return the results of runs as JSON values."""
+    return [{name: getattr(run, name) for name in COLUMNS} for run in runs]

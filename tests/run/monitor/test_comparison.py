@@ -69,3 +69,20 @@ def test_a_family_stands_for_the_latest_run_of_each_row(root: Path) -> None:
     found = json.loads(call_main("runs", "ours.yaml", "--json", cwd=root).stdout)
     assert [(row["run"], row["recipe"]) for row in found] == [("small-3", "small"), ("", "large")]
     assert found[1]["state"] == "not run"
+
+
+def test_two_runs_differ_in_their_recipes_and_results(root: Path) -> None:
+    done = call_main("diff", "small-1", "runs/small-3", cwd=root)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines() == [
+        "recipe: phases.init.base_lr 0.1 -> 0.2",
+        "          small-1   small-3",
+        "state     finished  stopped",
+        "epochs    9         0",
+        "hours     0.00      0.00",
+        "images/s  1,234     -",
+        "loss      0.25      -",
+        "top-1     75.00%    -",
+    ]
+    found = json.loads(call_main("diff", "small-1", "small-1", "--json", cwd=root).stdout)
+    assert (found["equal"], [run["top1"] for run in found["results"]]) == (True, [0.75, 0.75])
