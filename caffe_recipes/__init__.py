@@ -12,17 +12,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from caffe_recipes.api import diff, lint, read_log, runs
     from caffe_recipes.recipe.model import Recipe
     from caffe_recipes.recipe.source import load_recipe
     from caffe_recipes.render.tree import generate
 
 
+# The public names, each with its module.
 _HOME = {
     "Recipe": "caffe_recipes.recipe.model",
+    "diff": "caffe_recipes.api",
     "generate": "caffe_recipes.render.tree",
+    "lint": "caffe_recipes.api",
     "load_recipe": "caffe_recipes.recipe.source",
+    "read_log": "caffe_recipes.api",
+    "runs": "caffe_recipes.api",
 }
-__all__ = ["Recipe", "generate", "load_recipe"]
+__all__ = ["Recipe", "diff", "generate", "lint", "load_recipe", "read_log", "runs"]
+
+
+def __dir__() -> list[str]:
+    """Return the public names, and those of every module."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute

@@ -1,0 +1,58 @@
+"""The functions of `import caffe_recipes` that join several modules; each imports them when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.measurements import Measurement
+    from caffe_recipes.review.diff.changes import Comparison
+    from caffe_recipes.review.lint.findings import Finding
+    from caffe_recipes.run.monitor.summary import RunSummary
+
+
+def lint(*targets: str | Path) -> list[Finding]:
+    """Return the mistakes in recipes, solvers, nets or folders, as `caffe-recipes lint` finds them.
+
+    Raises InputError for a file that cannot be read.
+    """
+    from caffe_recipes.review.lint.folders import lint as find_all
+    from caffe_recipes.review.lint.inputs import LintOptions
+
+    return find_all([str(target) for target in targets], LintOptions())
+
+
+def diff(old: str | Path, new: str | Path) -> Comparison:
+    """Return what differs in meaning between two prototxts, recipes, folders or git revisions.
+
+    `equal` says whether anything does. Raises InputError if the two cannot be compared.
+    """
+    from caffe_recipes.review.diff.compare import compare_sides
+    from caffe_recipes.review.diff.sources import open_sides
+
+    return compare_sides(open_sides([str(old), str(new)]))
+
+
+def read_log(path: str | Path) -> list[Measurement]:
+    """Return the losses, rates and outputs in a training log, one row a value, as `parse-log` prints them.
+
+    A row is a named tuple, so that `pandas.DataFrame(read_log(path))` has named columns. Raises InputError
+    for a file without any.
+    """
+    from caffe_recipes.caffe.measurements import MeasuredLog
+    from caffe_recipes.review.inspect.training_logs import load_measurements
+
+    return [row for rows in load_measurements(Path(path), MeasuredLog()) for row in rows]
+
+
+def runs(*names: str, root: str | Path = ".", on: str | None = None) -> list[RunSummary]:
+    """Return runs in numbers: state, epochs, hours, images/s, loss and accuracy; without names, all runs.
+
+    `root` is the folder that contains `runs`, on this machine or on the host `on`. Raises InputError for a
+    name that is not that of a run.
+    """
+    from caffe_recipes.run.monitor.follow import StatusOptions
+    from caffe_recipes.run.monitor.summary import summarize_runs
+
+    return summarize_runs(names, StatusOptions(str(root), on))

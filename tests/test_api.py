@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import caffe_recipes as cr
+from caffe_recipes.errors import InputError
+from tests.run.recorded_run import LOG
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "python.md"
+
+
+def test_every_public_function_has_a_line_in_its_page_and_a_docstring() -> None:
+    functions = [name for name in cr.__all__ if name != "Recipe"]
+    assert sorted(re.findall(r"^\| `cr\.(\w+)\(", PAGE.read_text(), re.MULTILINE)) == sorted(functions)
+    for name in cr.__all__:
+        assert getattr(cr, name).__doc__
+        assert name in dir(cr)
+
+
+def test_the_first_example_of_the_page_runs() -> None:
+    example = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    exec(example, {})
+
+
+def test_a_log_is_read_as_named_rows(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(LOG)
+    rows = cr.read_log(tmp_path / "train.log")
+    losses = [(row.iteration, row.value) for row in rows if row.output == "average loss"]
+    assert losses == [(0, 2.5), (2, 1.25)]
+
+
+def test_lint_and_runs_take_names(tmp_path: Path) -> None:
+    assert not [each for each in cr.lint("digits-local") if each.severity == "error"]
+    assert cr.runs(root=tmp_path) == []
+    with pytest.raises(InputError, match="no run or recipe"):
+        cr.runs("absent", root=tmp_path)
