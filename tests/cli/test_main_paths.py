@@ -31,6 +31,7 @@ NO_PATHS = {
     "--qos",
     "--ranks",
     "--sbatch-option",
+    "--sort",
     "--stage",
     "--start",
     "--sweep",

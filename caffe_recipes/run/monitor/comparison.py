@@ -119,7 +119,7 @@ def compare_two_runs(old: str, new: str, root: str) -> tuple[Comparison, tuple[R
     sides = []
     for run in (before, after):
         if run.frozen is None:
-            raise InputError(run.run, run.error or "has no recipe", "restore its files to compare it")
+            raise InputError("", run.error or f"{run.run} has not started; nothing to compare")
         sides.append((run.run, run.frozen))
     return compare_values(*sides), (before, after)
 

@@ -14,7 +14,7 @@ from caffe_recipes.files.yaml_text import load_yaml_text
 from caffe_recipes.recipe.families import list_rows
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family
-from caffe_recipes.run.folders import sort_runs
+from caffe_recipes.run.folders import parse_run_name, sort_runs
 from caffe_recipes.run.monitor.files import find_run
 from caffe_recipes.run.monitor.follow import FOLLOW_ENV, FollowEnv, ShownRun, StatusOptions, open_runs
 from caffe_recipes.run.monitor.status import RunStatus, elapsed_s, find_status, find_statuses
@@ -94,7 +94,8 @@ def _find(name: str, options: StatusOptions, env: FollowEnv) -> RunStatus:
         with open_runs(options, env) as runs:
             path = find_run(runs.files, options.root, name)  # raises if there is no such run
         found = posixpath.basename(posixpath.normpath(path))
-        return RunStatus(found, name, unreadable=error)
+        recipe = (parse_run_name(found) or (found, 0))[0]
+        return RunStatus(found, recipe, unreadable=error)
 
 
 def summarize_run(status: RunStatus, now_s: float) -> RunSummary:
