@@ -136,7 +136,7 @@ def _diff_runs(old: str, new: str, *, as_json: bool, quiet: bool) -> int:
 
     compared, results = compare_two_runs(old, new, _root())
     if as_json and not quiet:
-        click.echo(render_json(compared, results=results_json(*results)))
+        click.echo(render_comparison_json(compared, results=results_json(*results)))
     elif not quiet:
         lines = render_comparison(compared, painter(sys.stdout.isatty()))
         echo(*(lines or ["recipe: no difference in meaning"]), *render_results(*results))

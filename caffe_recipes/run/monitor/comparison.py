@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.columns import align_columns, csv_row
 from caffe_recipes.review.diff.changes import Comparison
-from caffe_recipes.review.diff.recipes import compare_values, find_differing, value_text
+from caffe_recipes.review.diff.recipe_diff import compare_values, find_differing, value_text
+from caffe_recipes.review.text_columns import align_columns, csv_row
 from caffe_recipes.run.monitor.follow import StatusOptions
 from caffe_recipes.run.monitor.summary import RunSummary, summarize_runs
 from caffe_recipes.wording import did_you_mean, one_line, shorten

@@ -15,9 +15,11 @@ from caffe_recipes.recipe.families import list_rows
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family
 from caffe_recipes.run.folders import parse_run_name, sort_runs
-from caffe_recipes.run.monitor.files import find_run
-from caffe_recipes.run.monitor.follow import FOLLOW_ENV, FollowEnv, ShownRun, StatusOptions, open_runs
-from caffe_recipes.run.monitor.status import RunStatus, elapsed_s, find_status, find_statuses
+from caffe_recipes.run.monitor.follow import FOLLOW_ENV, FollowEnv, StatusOptions, open_runs
+from caffe_recipes.run.monitor.followed_run import FollowedRun
+from caffe_recipes.run.monitor.run_files import find_run
+from caffe_recipes.run.monitor.status import StatusEntry, find_status, find_statuses
+from caffe_recipes.run.monitor.status_text import elapsed_s
 from caffe_recipes.run.trainer import Training
 
 
@@ -86,7 +88,7 @@ def _summarize_rows(
             yield RunSummary("", row, "not run")
 
 
-def _find(name: str, options: StatusOptions, env: FollowEnv) -> RunStatus:
+def _find(name: str, options: StatusOptions, env: FollowEnv) -> StatusEntry:
     """Return the status of one run; that of a run which exists but cannot be read holds the error."""
     try:
         return find_status(name, options, env)
@@ -95,10 +97,10 @@ def _find(name: str, options: StatusOptions, env: FollowEnv) -> RunStatus:
             path = find_run(runs.files, options.root, name)  # raises if there is no such run
         found = posixpath.basename(posixpath.normpath(path))
         recipe = (parse_run_name(found) or (found, 0))[0]
-        return RunStatus(found, recipe, unreadable=error)
+        return StatusEntry(found, recipe, unreadable=error)
 
 
-def summarize_run(status: RunStatus, now_s: float) -> RunSummary:
+def summarize_run(status: StatusEntry, now_s: float) -> RunSummary:
     """Return the summary of a run from its status."""
     run, elapsed = status.run, elapsed_s(status, now_s)
     if run is None:
@@ -126,13 +128,13 @@ def _pick(outputs: Mapping[str, float], is_wanted: Callable[[str], bool]) -> flo
     return next((value for name, value in outputs.items() if is_wanted(name)), None)
 
 
-def _epochs(run: ShownRun) -> float:
+def _epochs(run: FollowedRun) -> float:
     """Return the epochs that the main phases have trained, as far as the run could be resumed or is."""
     reached = (step.images_before + images for step in run.steps for images in _trained_images(run, step))
     return max(reached, default=0) / run.recipe.train_images
 
 
-def _trained_images(run: ShownRun, step: Training) -> Iterator[int]:
+def _trained_images(run: FollowedRun, step: Training) -> Iterator[int]:
     progress = run.progress()
     if not step.is_main:
         return
@@ -144,7 +146,7 @@ def _trained_images(run: ShownRun, step: Training) -> Iterator[int]:
         yield checkpoint.iteration * step.images_per_iter
 
 
-def _average_speed(run: ShownRun) -> float | None:
+def _average_speed(run: FollowedRun) -> float | None:
     """Return the images of the finished phases that have a speed, by the time that these took."""
     images = seconds = 0.0
     for step in run.steps:
