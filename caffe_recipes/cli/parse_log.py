@@ -20,12 +20,19 @@ _HELD_BYTES = 1 << 24  # of JSON in memory; more is held in a temporary file
     epilog=examples(
         "caffe-recipes parse-log train.log",
         "caffe-recipes parse-log runs/digits-local-1/logs/*.log --csv > curves.csv",
+        "caffe-recipes parse-log runs/digits-local-1/logs/*.log --tensorboard curves",
     ),
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
 @click.option("--csv", "as_csv", is_flag=True, help="Print each measurement as a row of CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: each measurement, then the counts.")
-def parse_log(files: tuple[Path, ...], as_csv: bool, as_json: bool) -> None:
+@click.option(
+    "--tensorboard",
+    metavar="DIR",
+    type=PATH,
+    help="Write event files for TensorBoard below this folder, a run for each log and phase.",
+)
+def parse_log(files: tuple[Path, ...], as_csv: bool, as_json: bool, tensorboard: Path | None) -> None:
     """Read the logs of Caffe, or of TensorFlow under Horovod: losses, rates and outputs by iteration.
 
     Logs of any Caffe are read, also of several ranks, whose lines have labels (`mpiexec -l`, `srun -l`), or
@@ -37,6 +44,11 @@ def parse_log(files: tuple[Path, ...], as_csv: bool, as_json: bool) -> None:
 
     if as_json and as_csv:
         raise InputError("--csv", "cannot be combined with --json", "give one of them")
+    if tensorboard is not None:
+        if as_csv or as_json:
+            raise InputError("--tensorboard", "cannot be combined with --csv or --json", "give one of them")
+        _write_event_files(files, tensorboard)
+        return
     if as_json:
         _print_json(files)
         return
@@ -76,3 +88,14 @@ def _print_json(files: Sequence[Path]) -> None:
         held.seek(0)
         for data in iter(lambda: held.read(_HELD_BYTES), ""):
             click.echo(data, nl=False)
+
+
+def _write_event_files(files: Sequence[Path], folder: Path) -> None:
+    from caffe_recipes.render.tree import write_all
+    from caffe_recipes.review.inspect.event_files import render_event_files
+    from caffe_recipes.tensorflow.records import require_crc32c
+
+    require_crc32c("--tensorboard")
+    rendered = render_event_files(files, folder)
+    write_all(rendered)
+    echo(*(f"wrote {path}" for path in rendered))

@@ -109,6 +109,17 @@ def write_file(path: Path, data: bytes) -> None:
         raise _unusable(error, "written", path) from error
 
 
+def write_all(files: Mapping[Path, bytes]) -> None:
+    """Write all files or none, and create their folders; raises InputError, which names the path."""
+    path = Path()
+    try:
+        for path in files:
+            make_parents(path)
+        write_whole(files)
+    except OSError as error:
+        raise _unusable(error, "written", path) from error
+
+
 def _compare(path: str, text: str, out: Path) -> Iterator[StaleFile]:
     on_disk = _read(out / path)
     if on_disk is None:

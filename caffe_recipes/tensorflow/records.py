@@ -74,24 +74,24 @@ def _describe() -> descriptor_pb2.FileDescriptorProto:
     """Return the schema of tf.train.Example, with the field numbers from TensorFlow's proto files."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
     for name, kind in _VALUES.items():
-        _add_field(file.message_type.add(name=name), "value", 1, kind, repeated=True)
+        add_field(file.message_type.add(name=name), "value", 1, kind, repeated=True)
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     for number, (name, values) in enumerate(_LISTS.items(), 1):
-        _add_field(feature, name, number, _Field.TYPE_MESSAGE, f".tensorflow.{values}").oneof_index = 0
+        add_field(feature, name, number, _Field.TYPE_MESSAGE, f".tensorflow.{values}").oneof_index = 0
     features = file.message_type.add(name="Features")
     entry = features.nested_type.add(name="FeatureEntry")
     entry.options.map_entry = True
-    _add_field(entry, "key", 1, _Field.TYPE_STRING)
-    _add_field(entry, "value", 2, _Field.TYPE_MESSAGE, ".tensorflow.Feature")
+    add_field(entry, "key", 1, _Field.TYPE_STRING)
+    add_field(entry, "value", 2, _Field.TYPE_MESSAGE, ".tensorflow.Feature")
     of_map = ".tensorflow.Features.FeatureEntry"
-    _add_field(features, "feature", 1, _Field.TYPE_MESSAGE, of_map, repeated=True)
+    add_field(features, "feature", 1, _Field.TYPE_MESSAGE, of_map, repeated=True)
     example = file.message_type.add(name="Example")
-    _add_field(example, "features", 1, _Field.TYPE_MESSAGE, ".tensorflow.Features")
+    add_field(example, "features", 1, _Field.TYPE_MESSAGE, ".tensorflow.Features")
     return file
 
 
-def _add_field(
+def add_field(
     message: descriptor_pb2.DescriptorProto,
     name: str,
     number: int,
@@ -100,6 +100,7 @@ def _add_field(
     *,
     repeated: bool = False,
 ) -> descriptor_pb2.FieldDescriptorProto:
+    """Add a field to the description of a message and return it."""
     label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
     return message.field.add(name=name, number=number, type=kind, label=label, type_name=type_name)
 

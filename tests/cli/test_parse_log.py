@@ -95,3 +95,18 @@ def test_control_characters_of_a_log_do_not_reach_the_terminal(log: Path) -> Non
     log.write_text(LOG.replace("accuracy", "acc\x1b[31m").replace("TinyNet", "\x1b]0;x\x07"))
     for options in ((), ("--csv",), ("--json",)):
         assert "\x1b" not in call_main("parse-log", log, *options).stdout
+
+
+def test_tensorboard_writes_event_files_or_nothing(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "curves"
+    done = call_main("parse-log", log, "--csv", "--tensorboard", out)
+    assert (done.returncode, done.stderr.count("\n"), out.exists()) == (2, 1, False)
+    assert call_main("parse-log", log, tmp_path / "none.log", "--tensorboard", out).returncode == 2
+    assert not out.exists()
+    done = call_main("parse-log", log, "--tensorboard", out)
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    assert sorted(done.stdout.splitlines()) == [f"wrote {path}" for path in files]
+    assert [str(path.parent.relative_to(out)) for path in files] == ["train/test", "train/train"]
+    log.write_text("")
+    out.joinpath("file").write_text("")
+    assert call_main("parse-log", log, "--tensorboard", out / "file").returncode == 2
