@@ -54,6 +54,9 @@ TASKS = {
         "fmt": _Lazy("prototxts", "Format prototxts."),
         "upgrade": _Lazy("prototxts", "Upgrade old nets and solvers to the current format."),
     },
+    "Models": {
+        "deploy": _Lazy("deploy", "Derive the net that predicts from the net that trains."),
+    },
     "Run": {
         "preflight": _Lazy("run", "Check hosts, files and launcher before a run."),
         "stage": _Lazy("stage", "Copy a recipe's training data to every host."),

@@ -25,7 +25,10 @@ from caffe_recipes.review.inspect.summary import (
 _MOST_DIM = 2**31 - 1
 
 
-def _image(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, int, int] | None:
+def image_size(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> tuple[int, int, int] | None:
+    """Return the value of an option such as 3,224,224; the callback of --input."""
     if text is None:
         return None
     parts = text.replace("x", ",").split(",")
@@ -65,7 +68,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--input",
     "image",
-    callback=_image,
+    callback=image_size,
     metavar="C,H,W",
     help="Size of the images, e.g. 3,256,256, if it cannot be read from a file on this machine.",
 )

@@ -21,6 +21,7 @@ NO_PATHS = {
     "--constraint",
     "--explain",
     "--input",
+    "--loss",
     "--mail",
     "--members",
     "--name",

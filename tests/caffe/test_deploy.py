@@ -1,0 +1,113 @@
+"""A deploy net has the layers that predict, and nothing that only training or testing needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.deploy import DeployOptions, derive_deploy
+from caffe_recipes.caffe.prototxt import parse_document, render_checked
+from caffe_recipes.errors import InputError, PrototxtError
+
+NET = """# my net
+name: "small"
+layer {
+  name: "images" type: "Data" top: "data" top: "label" include { phase: TEST }
+  transform_param { crop_size: 8 mean_value: 1 mean_value: 2 mean_value: 3 }
+  data_param { source: "x" batch_size: 4 backend: LMDB }
+}
+# the first
+layer {
+  name: "conv1" type: "Convolution" bottom: "data" top: "conv1" param { lr_mult: 1 }
+  convolution_param { num_output: 2 kernel_size: 3 # small
+    weight_filler { type: "xavier" } engine: MKL2017 } }
+layer { name: "bn1" type: "BatchNorm" bottom: "conv1" top: "conv1" param { lr_mult: 0 } }
+layer { name: "aux" type: "InnerProduct" bottom: "conv1" top: "aux" inner_product_param { num_output: 3 } }
+layer { name: "loss1" type: "SoftmaxWithLoss" bottom: "aux" bottom: "label" top: "loss1" loss_weight: 0.3 }
+layer { name: "fc" type: "InnerProduct" bottom: "conv1" top: "fc" inner_product_param { num_output: 3 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }
+layer { name: "acc" type: "Accuracy" bottom: "fc" bottom: "label" top: "acc" }
+layer { name: "hush" type: "Silence" bottom: "label" }
+"""
+DEPLOY = """# my net
+
+name: "small"
+layer {
+  name: "images"
+  type: "Input"
+  top: "data"
+  input_param { shape { dim: 1 dim: 3 dim: 8 dim: 8 } }
+}
+# the first
+layer {
+  name: "conv1"
+  type: "Convolution"
+  bottom: "data"
+  top: "conv1"
+  convolution_param {
+    num_output: 2
+    kernel_size: 3 # small
+  }
+}
+layer {
+  name: "bn1"
+  type: "BatchNorm"
+  bottom: "conv1"
+  top: "conv1"
+  batch_norm_param { use_global_stats: true }
+}
+layer {
+  name: "fc"
+  type: "InnerProduct"
+  bottom: "conv1"
+  top: "fc"
+  inner_product_param { num_output: 3 }
+}
+layer {
+  name: "prob"
+  type: "Softmax"
+  bottom: "fc"
+  top: "prob"
+}
+"""
+
+
+def derive(text: str, options: DeployOptions) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    document = parse_document(text, "net.prototxt", pb.NetParameter)
+    made = derive_deploy(document.message, options, comments=document.comments, path="net.prototxt")
+    return render_checked(made.net, made.comments), made.outputs, made.notes
+
+
+def test_the_layers_from_the_images_to_the_main_prediction_stay_with_their_comments() -> None:
+    text, outputs, notes = derive(NET, DeployOptions())
+    assert text.split() == DEPLOY.split()
+    assert outputs == ("prob",)
+    assert notes == (
+        "the net has 2 losses: the predictions of loss stay; "
+        "left out: loss1 (weight 0.3); choose with --loss",
+    )
+
+
+def test_losses_that_are_chosen_each_leave_a_prediction() -> None:
+    text, outputs, _ = derive(NET, DeployOptions(batch=2, losses=("loss", "loss1")))
+    assert outputs == ("prob", "prob_loss")
+    assert "dim: 2 dim: 3" in text
+    with pytest.raises(InputError, match="has no loss 'x' in phase TEST; its losses: loss1, loss"):
+        derive(NET, DeployOptions(losses=("x",)))
+
+
+def test_a_loss_without_an_activation_leaves_its_scores() -> None:
+    text, outputs, _ = derive(NET.replace("SoftmaxWithLoss", "HingeLoss"), DeployOptions())
+    assert outputs == ("fc",)
+    assert "Softmax" not in text
+
+
+def test_a_deploy_net_stays_as_it_is() -> None:
+    assert derive(DEPLOY, DeployOptions()) == (DEPLOY, ("prob",), ())
+
+
+def test_unknown_sizes_and_nets_that_predict_nothing_are_refused() -> None:
+    with pytest.raises(InputError, match=r"the size of 'data' .* is not known; give it with --input C,H,W"):
+        derive(NET.replace("crop_size: 8", ""), DeployOptions())
+    with pytest.raises(PrototxtError, match="predicts nothing in phase TEST"):
+        derive(NET[: NET.index("# the first")], DeployOptions())

@@ -1,0 +1,60 @@
+"""Folded nets predict the same; OpenCV reads both, and is the reference here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.deploy import Deploy, derive_deploy
+from caffe_recipes.caffe.fold_norms import fold_file
+from caffe_recipes.caffe.prototxt import parse_prototxt, render_prototxt
+from caffe_recipes.caffe.weights import save_message
+from caffe_recipes.errors import WeightsError
+
+NET = """name: "n"
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 2 dim: 6 dim: 6 } } }
+layer { name: "c" type: "Convolution" bottom: "data" top: "c"
+  convolution_param { num_output: 3 kernel_size: 3 bias_term: false } }
+layer { name: "b" type: "BatchNorm" bottom: "c" top: "c" }
+layer { name: "s" type: "Scale" bottom: "c" top: "c" scale_param { bias_term: true } }
+layer { name: "p" type: "Softmax" bottom: "c" top: "p" }
+"""
+SHAPES: dict[str, list[tuple[int, ...]]] = {"c": [(3, 2, 3, 3)], "b": [(3,), (3,), (1,)], "s": [(3,), (3,)]}
+
+
+def random_weights() -> pb.NetParameter:
+    random, weights = np.random.default_rng(1), pb.NetParameter(name="n")
+    for layer in parse_prototxt(NET, pb.NetParameter).layer:
+        made = weights.layer.add(name=layer.name, type=layer.type)
+        for shape in SHAPES.get(layer.name, []):
+            values = random.uniform(0.5, 2, shape).ravel().tolist()
+            made.blobs.add(shape=pb.BlobShape(dim=shape), data=values)
+    return weights
+
+
+def predict(deploy: Deploy, weights: pb.NetParameter) -> np.ndarray:
+    parts = (render_prototxt(deploy.net).encode(), weights.SerializeToString())
+    net = cv2.dnn.readNetFromCaffe(*(np.frombuffer(part, np.uint8) for part in parts))
+    net.setInput(np.random.default_rng(2).normal(size=(1, 2, 6, 6)).astype(np.float32))
+    return np.array(net.forward())
+
+
+def test_a_folded_net_predicts_what_the_net_does(tmp_path: Path) -> None:
+    deploy, weights = derive_deploy(parse_prototxt(NET, pb.NetParameter)), random_weights()
+    save_message(weights, tmp_path / "n.caffemodel")
+    folded, new = fold_file(deploy, tmp_path / "n.caffemodel")
+    assert [layer.name for layer in folded.net.layer] == ["data", "c", "p"]
+    assert [layer.name for layer in new.layer] == ["c"]
+    np.testing.assert_allclose(predict(folded, new), predict(deploy, weights), atol=1e-5)
+
+
+def test_weights_that_lack_a_folded_layer_are_refused(tmp_path: Path) -> None:
+    weights = random_weights()
+    del weights.layer[2]
+    save_message(weights, tmp_path / "n.caffemodel")
+    with pytest.raises(WeightsError, match="has no layer 'b'; give the weights of this net"):
+        fold_file(derive_deploy(parse_prototxt(NET, pb.NetParameter)), tmp_path / "n.caffemodel")

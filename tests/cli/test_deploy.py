@@ -1,0 +1,30 @@
+"""The command line of `caffe-recipes deploy`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.caffe.test_deploy import DEPLOY, NET
+from tests.cli.command_line import call_main
+
+
+def test_deploy_prints_the_net_or_writes_it_and_reports_the_outputs(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(NET)
+    done = call_main("deploy", "net.prototxt", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.split() == DEPLOY.split()
+    assert done.stderr.splitlines()[-1] == "outputs: prob"
+    words = ("deploy", "net.prototxt", "--for", "opencv", "--dialect", "bvlc", "-o", "made.prototxt")
+    done = call_main(*words, cwd=tmp_path)
+    assert (tmp_path / "made.prototxt").read_text().split() == DEPLOY.split()
+    assert done.stderr.startswith("wrote made.prototxt\n")
+
+
+def test_what_the_reader_lacks_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(NET.replace('type: "InnerProduct"', 'type: "Sudoku"'))
+    done = call_main("deploy", "net.prototxt", "--for", "opencv", cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "Sudoku" in done.stderr
+    done = call_main("deploy", "net.prototxt", "--dialect", "bvlc", cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "Sudoku" in done.stderr
