@@ -17,10 +17,10 @@ def lint(*targets: str | Path) -> list[Finding]:
 
     Raises InputError for a file that cannot be read.
     """
-    from caffe_recipes.review.lint.folders import lint as find_all
+    from caffe_recipes.review.lint.folders import lint_targets
     from caffe_recipes.review.lint.inputs import LintOptions
 
-    return find_all([str(target) for target in targets], LintOptions())
+    return lint_targets([str(target) for target in targets], LintOptions())
 
 
 def diff(old: str | Path, new: str | Path) -> Comparison:

@@ -43,7 +43,7 @@ from caffe_recipes.render.tree import find_differences
 from caffe_recipes.review.graph.picture import draw_graph
 from caffe_recipes.review.inspect.summary import SummaryOptions, read_net, summarize
 from caffe_recipes.review.inspect.sweep import read_logs
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.scripts import Script
 from caffe_recipes.run.journal import load_journal
@@ -81,7 +81,7 @@ def _lint(files: dict[str, str], dialect: str = OURS) -> Attack:
     def attack(folder: Path) -> object:
         for name, text in files.items():
             (folder / name).write_text(text)
-        return lint([str(folder)], LintOptions(dialect=dialect))
+        return lint_targets([str(folder)], LintOptions(dialect=dialect))
 
     return attack
 
@@ -507,7 +507,8 @@ ATTACKS: dict[str, Attack] = {
     "generate: a solver that is /dev/zero": _in("solver_a.prototxt", _compare_generated),
     "generate: a solver of 4 GB": _sparse("solver_a.prototxt", _compare_generated),
     "lint: a recipe whose solver is /dev/zero": _in(
-        "prototxt/digits-local/solver_collapse.prototxt", lambda path: lint(["digits-local"], LintOptions())
+        "prototxt/digits-local/solver_collapse.prototxt",
+        lambda path: lint_targets(["digits-local"], LintOptions()),
     ),
     "journal: launches of other phases from other weights on other hosts": _journal(
         20_000,

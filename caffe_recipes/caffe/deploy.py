@@ -91,11 +91,11 @@ class _Graph:
             )
 
 
-def is_loss(layer: pb.LayerParameter) -> bool:
+def is_label_loss(layer: pb.LayerParameter) -> bool:
     """Return whether a layer compares predictions with labels to learn from them.
 
-    >>> is_loss(pb.LayerParameter(type="SoftmaxWithLoss")), is_loss(pb.LayerParameter(type="Accuracy"))
-    (True, False)
+    >>> [is_label_loss(pb.LayerParameter(type=name)) for name in ("SoftmaxWithLoss", "Accuracy")]
+    [True, False]
     """
     entry = type_of(layer)
     return entry.loss_weight is not None or entry.activation is not None or "Loss" in layer.type
@@ -166,7 +166,7 @@ def _choose_losses(
     layers: Sequence[pb.LayerParameter], options: DeployOptions, where: str
 ) -> tuple[set[int], list[str]]:
     """Return the indexes of the losses whose predictions stay, and a note on the others."""
-    losses = {index: layer for index, layer in enumerate(layers) if is_loss(layer)}
+    losses = {index: layer for index, layer in enumerate(layers) if is_label_loss(layer)}
     unknown = set(options.losses) - {layer.name for layer in losses.values()}
     if unknown:
         known = describe_names([layer.name for layer in losses.values()]) or "none"
@@ -196,12 +196,12 @@ def _ends(graph: _Graph, losses: set[int]) -> set[_PRODUCER]:
     others = [
         index
         for index, layer in enumerate(graph.layers)
-        if index not in sources and not is_loss(layer) and not _is_metric(layer)
+        if index not in sources and not is_label_loss(layer) and not _is_metric(layer)
     ]
     aside = {  # what only the losses that are left out need
         producer
         for index, layer in enumerate(graph.layers)
-        if index not in losses and is_loss(layer)
+        if index not in losses and is_label_loss(layer)
         for producer in graph.bottoms[index]
     }
     for one in graph.unread(others):

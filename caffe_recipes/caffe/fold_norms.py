@@ -20,7 +20,7 @@ from caffe_recipes.caffe.prototxt import LAYER
 from caffe_recipes.caffe.weights import blob_shape, blob_values, load_weights
 from caffe_recipes.errors import WeightsError
 
-Values = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
@@ -94,7 +94,7 @@ def _fold(layers: list[pb.LayerParameter], known: dict[str, pb.LayerParameter]) 
     sums = [_values(blob) for blob in known[norm.name].blobs]
     factor = 1 / sums[2][0] if sums[2][0] else 0.0
     by = 1 / np.sqrt(sums[1] * factor + norm.batch_norm_param.eps)
-    add: Values = -sums[0] * factor * by
+    add: FloatArray = -sums[0] * factor * by
     for scale in scales:
         blobs = [_values(blob) for blob in known[scale.name].blobs]
         by, add = by * blobs[0], add * blobs[0]
@@ -108,10 +108,10 @@ def _fold(layers: list[pb.LayerParameter], known: dict[str, pb.LayerParameter]) 
     conv.convolution_param.ClearField("bias_term")
 
 
-def _values(blob: pb.BlobProto) -> Values:
+def _values(blob: pb.BlobProto) -> FloatArray:
     return np.array(blob_values(blob), np.float64)
 
 
-def _add_blob(layer: pb.LayerParameter, shape: tuple[int, ...], values: Values) -> None:
+def _add_blob(layer: pb.LayerParameter, shape: tuple[int, ...], values: FloatArray) -> None:
     blob = layer.blobs.add(shape=pb.BlobShape(dim=shape))
     blob.data.extend(values.astype(np.float32).ravel().tolist())

@@ -561,7 +561,7 @@ def _find_label(overwritten: re.Match[bytes]) -> bytes:
     return label[0].encode() if label else b""
 
 
-def read_log(lines: Iterable[str], year: int = 2000) -> LogSummary:
+def summarize_log(lines: Iterable[str], year: int = 2000) -> LogSummary:
     """Return the summary of a complete log."""
     summary = LogSummary()
     for line in lines:

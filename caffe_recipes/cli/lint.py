@@ -138,8 +138,7 @@ def lint(
     Several solvers are checked as a chain, in the given order. For a folder, all prototxts in it are checked.
     --fix edits prototxts in place, and changes nothing else in them.
     """
-    from caffe_recipes.review.lint.folders import is_at_least
-    from caffe_recipes.review.lint.folders import lint as find_all
+    from caffe_recipes.review.lint.folders import is_at_least, lint_targets
 
     context = click.get_current_context()
     is_given = context.get_parameter_source("form") is ParameterSource.COMMANDLINE
@@ -149,11 +148,11 @@ def lint(
     if is_diff and not is_fixing:
         raise click.UsageError("--diff needs --fix")
     notices: list[str] = []
-    found = find_all(targets, options, notices.append)
+    found = lint_targets(targets, options, notices.append)
     if is_fixing:
         homes = [*targets, *(Path(target).parent for target in targets), options.caffe_root]
         if _fix(found, homes, options.max_bytes, is_diff=is_diff):
-            found = find_all(targets, options)
+            found = lint_targets(targets, options)
     if not is_diff:
         _print(found, form, notices, is_verbose=is_verbose)
     if any(is_at_least(one, fail_on) for one in found):

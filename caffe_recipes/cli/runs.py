@@ -53,9 +53,9 @@ def runs(
     if as_json:
         click.echo(comparison.render_json(compared))
     elif as_csv:
-        echo_rows(comparison.render_csv(compared))
+        echo_rows(comparison.render_runs_csv(compared))
     elif not compared.runs:
         where = f"{on}:{caffe_root}/runs" if on else f"{caffe_root}/runs"
         echo(f"no runs in {where}; give the folder that contains `runs` with --caffe-root")
     else:
-        echo(*comparison.render_comparison(compared))
+        echo(*comparison.render_runs(compared))

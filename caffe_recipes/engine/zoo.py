@@ -194,7 +194,7 @@ def try_nets(folder: Path, most_s: float = MOST_S) -> Iterable[Tried]:
             yield Tried(str(path.relative_to(folder)), len(layers), why, counted)
 
 
-def render_table(nets: Sequence[Tried]) -> str:
+def render_zoo(nets: Sequence[Tried]) -> str:
     """Return the results as Markdown."""
     counted = [net for net in nets if net.is_counted]
     trained = sum(not net.why for net in counted)
@@ -221,7 +221,7 @@ def main(words: Sequence[str]) -> int:
     for net in try_nets(Path(words[0])):
         print(f"{net.path}: {net.why or 'trains'}", file=sys.stderr, flush=True)
         nets.append(net)
-    table = render_table(nets)
+    table = render_zoo(nets)
     if len(words) == 3:
         Path(words[2]).write_text(table)
     else:

@@ -17,7 +17,7 @@ from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files.atomic_writes import write_whole
-from caffe_recipes.review.inspect.nets import image_reader, load_net
+from caffe_recipes.review.inspect.nets import image_reader, load_given_net
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def load_deploy(given: str, choices: DeployChoices) -> Deploy:
 
     Raises PrototxtError, RecipeError or InputError.
     """
-    found = load_net(given, pb.TEST, choices.caffe_root, choices.max_bytes)
+    found = load_given_net(given, pb.TEST, choices.caffe_root, choices.max_bytes)
     comments: Mapping[str, Comment] = NO_COMMENTS
     if found.document is not None:
         upgraded = upgrade_document(found.document)

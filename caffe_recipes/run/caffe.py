@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from caffe_recipes.caffe import layers, pb
 from caffe_recipes.caffe.dialects.schema import describe_name, parse_lenient
-from caffe_recipes.caffe.logs import LogSummary, read_log
+from caffe_recipes.caffe.logs import LogSummary, summarize_log
 from caffe_recipes.caffe.prototxt import digest, parse_document, render_prototxt
 from caffe_recipes.caffe.text.tokens import TOKEN
 from caffe_recipes.caffe.weights import (
@@ -259,7 +259,7 @@ class Caffe(Trainer):
 def judge_caffe_trial(attempt: Attempt, limit_s: float) -> str | None:
     """Return what went wrong in an attempt, according to its log; None if nothing did."""
     lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
-    summary: LogSummary = read_log(attempt.log.splitlines())
+    summary: LogSummary = summarize_log(attempt.log.splitlines())
     if summary.fatal:
         return f"fails: {_short(_TRIAL_SOLVER.sub('the solver', summary.fatal))}"
     if attempt.code in (124, 137):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caffe_recipes.caffe import logs as ev
-from caffe_recipes.caffe.logs import Entry, LogFile, LogSummary, parse_line, read_log
+from caffe_recipes.caffe.logs import Entry, LogFile, LogSummary, parse_line, summarize_log
 
 E = TypeVar("E", bound=ev.LogEvent)
 Row = tuple[str, str, str, float | None, float | None, dict[str, float]]
@@ -201,7 +201,7 @@ def events_of(lines: Iterable[str], kind: type[E]) -> list[E]:
 
 def rows_of(name: str, lines: Sequence[str]) -> list[Row]:
     """Write a log as the rows of expected.csv: log, phase, iteration, lr, loss, outputs."""
-    summary = read_log(lines)
+    summary = summarize_log(lines)
     rows: list[Row] = [
         (name, "TRAIN", str(i), summary.rates.get(i), loss, summary.outputs[i])
         for i, loss in summary.losses.items()
@@ -248,7 +248,7 @@ def test_a_complete_log_gives_every_expected_value(name: str) -> None:
 def test_a_complete_log_gives_the_starting_weights_and_the_snapshots() -> None:
     folder = REFERENCE / "parity" / "p2_miniresnet"
     lines = (folder / "train_b.log").read_text().splitlines()
-    summary = read_log(lines)
+    summary = summarize_log(lines)
     assert summary.net == "mini-ResNet"
     assert events_of(lines, ev.Finetuning) == [ev.Finetuning("a_iter_40.caffemodel")]
     assert summary.snapshots == ["b_iter_30.caffemodel"]
@@ -268,11 +268,11 @@ I0402 13:18:56.348022 30419 caffe.cpp:517] loss3/top-5 = 0.931862
 
 def test_the_published_accuracy_is_read() -> None:
     means = {"loss": 0.942313, "loss3/top-1": 0.762781, "loss3/top-5": 0.931862}
-    assert read_log(PUBLISHED.splitlines()).mean_outputs == means
+    assert summarize_log(PUBLISHED.splitlines()).mean_outputs == means
 
 
 def test_in_interleaved_logs_rank_0_counts_but_any_rank_may_fail() -> None:
-    summary = read_log(
+    summary = summarize_log(
         [
             "[1] " + glog("solver.cpp:312", "Iteration 0, loss = 9"),
             "[0] " + glog("solver.cpp:312", "Iteration 0, loss = 2"),
@@ -289,7 +289,7 @@ def test_in_interleaved_logs_rank_0_counts_but_any_rank_may_fail() -> None:
 
 def test_a_protobuf_error_is_not_fatal_but_explains_a_fatal_one() -> None:
     complaint = "[libprotobuf ERROR google/protobuf/text_format.cc:274] Error parsing x"
-    summary = read_log([f"[2] {complaint}"])
+    summary = summarize_log([f"[2] {complaint}"])
     assert (summary.fatal, summary.complaint) == (None, "Error parsing x")
     summary.feed("[2] F1120 11:49:33.581089  6374 upgrade_proto.cpp:90] Check failed: y")
     summary.feed(complaint.replace("x", "z"))
@@ -298,14 +298,14 @@ def test_a_protobuf_error_is_not_fatal_but_explains_a_fatal_one() -> None:
 
 def test_layers_of_the_weights_that_were_ignored_are_reported_once() -> None:
     lines = [glog("net.cpp:1137", f"Ignoring source layer {name}") for name in ("data", "ip1", "ip1")]
-    summary = read_log([*lines, "[1] " + glog("net.cpp:1137", "Ignoring source layer ip2")])
+    summary = summarize_log([*lines, "[1] " + glog("net.cpp:1137", "Ignoring source layer ip2")])
     assert list(summary.ignored) == ["data", "ip1"]
 
 
 def test_further_elements_of_an_output_are_numbered() -> None:
     lines = [glog("solver.cpp:312", "Iteration 0, loss = 2")]
     lines += [glog("solver.cpp:333", f"    Train net output #{i}: p = {i}") for i in range(3)]
-    assert read_log(lines).outputs == {0: {"p": 0, "p#1": 1, "p#2": 2}}
+    assert summarize_log(lines).outputs == {0: {"p": 0, "p#1": 1, "p#2": 2}}
 
 
 def test_outputs_without_their_iteration_are_dropped() -> None:
@@ -313,7 +313,7 @@ def test_outputs_without_their_iteration_are_dropped() -> None:
         glog("solver.cpp:333", "    Train net output #0: loss = 2"),
         glog("solver.cpp:562", "    Test net output #0: loss = 2"),
     ]
-    assert read_log(lines) == LogSummary()
+    assert summarize_log(lines) == LogSummary()
 
 
 def test_a_log_is_read_line_by_line_as_it_grows() -> None:
@@ -333,7 +333,7 @@ def test_thousands_of_values_of_one_output_keep_their_places() -> None:
         for i in range(20000)
     ]
     first = "I1120 11:49:33.581089  6374 solver.cpp:312] Iteration 0, loss = 2.5"
-    outputs = read_log([first, *lines]).outputs[0]
+    outputs = summarize_log([first, *lines]).outputs[0]
     assert len(outputs) == 20000
     assert (outputs["emb"], outputs["emb#1"], outputs["emb#19999"]) == (0, 1, 19999)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.engine.zoo import Tried, main, render_table, train_twice, try_nets
+from caffe_recipes.engine.zoo import Tried, main, render_zoo, train_twice, try_nets
 from caffe_recipes.errors import InputError
 
 HDF5 = 'layer { name: "d" type: "HDF5Data" top: "x" top: "y" hdf5_data_param { source: "f" batch_size: 9 } }'
@@ -39,7 +39,7 @@ def test_nets_with_code_of_the_users_own_are_listed_but_not_counted(tmp_path: Pa
 
 def test_the_table_gives_the_share_of_the_counted_nets() -> None:
     nets = [Tried("a", 3, "", True), Tried("b", 3, "no | more", True), Tried("c", 1, "own code", False)]
-    text = render_table(nets)
+    text = render_zoo(nets)
     assert text.startswith("1 of 2 nets with a loss train two iterations (50 %)")
     assert "| b | 3 | no | no \\| more |" in text
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.registry import load_rules
 
@@ -64,7 +64,7 @@ def lint_solvers(tmp_path: Path) -> LintSolvers:
         for path, (name, changes) in zip(paths, solvers.items(), strict=True):
             own = {"snapshot_prefix": f'"/tmp/own_{name}"'}
             path.write_text(solver_text(own | dict(changes)))
-        found = lint([str(path) for path in paths], LintOptions(**options))
+        found = lint_targets([str(path) for path in paths], LintOptions(**options))
         for finding in found:
             assert finding.severity == load_rules()[finding.id].severity
             assert finding.what and finding.effect and finding.write

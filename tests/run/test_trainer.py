@@ -21,7 +21,8 @@ NAMES = {"trainer", "title", "Caffe", "OUR_TRAINER", "TENSORFLOW", "TensorFlow",
 NAMES |= {"Recipe", "TensorFlowRecipe"}
 # Freezing a recipe goes through its keys, whichever they are; LMDBs and records are checked in one place.
 RECORDS = {"tensorflow", "caffe_recipes.run.tensorflow_data", "caffe_recipes.tensorflow.run"}
-KEYS = {"folders.py": {"tensorflow"}, "preflight/storage.py": RECORDS}
+KEYS = {"folders.py": {"tensorflow"}, "preflight/tensorflow_records.py": RECORDS}
+KEYS |= {"preflight/checks.py": {"caffe_recipes.run.preflight.tensorflow_records"}}
 # The interface has a type of the flags in it. One function chooses the trainer of a recipe.
 KEYS |= {"trainer.py": {"caffe_recipes.tensorflow.run"}}
 KEYS |= {"training_plan.py": {"TensorFlow", "TensorFlowRecipe", "caffe_recipes.run.tensorflow"}}

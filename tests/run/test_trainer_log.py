@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.caffe.logs import LogSummary, read_log
+from caffe_recipes.caffe.logs import LogSummary, summarize_log
 from caffe_recipes.cluster.rank_exits import ENDED_BY_US
 from caffe_recipes.run.tensorflow import ProgramLog
 from caffe_recipes.run.trainer import Training
@@ -37,7 +37,7 @@ def lines(*losses: tuple[int, float, str]) -> list[str]:
 
 
 def summary(*losses: tuple[int, float, str]) -> LogSummary:
-    return read_log(lines(*losses))
+    return summarize_log(lines(*losses))
 
 
 def test_a_growing_log_is_read_a_whole_line_at_a_time(tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ def test_the_rate_is_that_of_the_iteration_that_is_shown() -> None:
         log_line("Iteration 100, loss = 1.5"),
         log_line("Iteration 100, lr = 0.09"),
     ]
-    before = measure(read_log(log[:3]), "init", {"init": 300}, 64, later_iterations=0)
+    before = measure(summarize_log(log[:3]), "init", {"init": 300}, 64, later_iterations=0)
     assert (before.iteration, before.loss, before.rate) == (100, 1.5, None)
-    assert measure(read_log(log), "init", {"init": 300}, 64, later_iterations=0).rate == 0.09
+    assert measure(summarize_log(log), "init", {"init": 300}, 64, later_iterations=0).rate == 0.09
 
 
 @pytest.mark.parametrize("loss", ["nan", "-nan", "inf"])
@@ -407,7 +407,7 @@ def test_an_accuracy_at_chance_in_two_tests_after_an_epoch_is_reported() -> None
         for number, value in enumerate(values):
             texts.append(log_line(f"Iteration {20 * number}, Testing net (#0)"))
             texts.append(log_line(f"    Test net output #0: loss3/top-1 = {value}"))
-        return read_log(texts)
+        return summarize_log(texts)
 
     assert find_guessing(tested("0.1", "0.1", "0.11"), 10, 20) == (
         "the accuracy is 11% after an epoch, no better than guessing among 10 classes; "
@@ -420,7 +420,7 @@ def test_an_accuracy_at_chance_in_two_tests_after_an_epoch_is_reported() -> None
 def test_snapshots_without_the_losses_before_them_are_reported() -> None:
     def written(iteration: int, *losses: tuple[int, float, str]) -> LogSummary:
         snapshot = f"Snapshotting to binary proto file tmp/a_iter_{iteration}.caffemodel"
-        return read_log([*lines(*losses), log_line(snapshot)])
+        return summarize_log([*lines(*losses), log_line(snapshot)])
 
     assert (find_unread(written(100), 20) or "").startswith(
         "the log shows a snapshot at iteration 100, but no loss: this program's lines are not known here"
@@ -439,5 +439,7 @@ def test_the_accuracy_of_progress_is_that_of_the_last_test_with_one() -> None:
     later = [f"{at}Iteration 40, Testing net (#0)", f"{at}    Test net output #0: loss3/top-1 = 0.75"]
     begun = f"{at}Iteration 80, Testing net (#0)"
     text = [*test, *lines((34, 0, "2.3")), *later, f"{at}    Test net output #1: loss3/top-5 = 0.9", begun]
-    seen = [measure(read_log(part), "init", {"init": 100}, 64, 0).test_accuracy for part in ([], test, text)]
+    seen = [
+        measure(summarize_log(part), "init", {"init": 100}, 64, 0).test_accuracy for part in ([], test, text)
+    ]
     assert seen == [None, 0.101562, 0.75]

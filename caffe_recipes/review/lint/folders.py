@@ -197,7 +197,7 @@ def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
     return best
 
 
-def lint(
+def lint_targets(
     targets: Sequence[str], options: LintOptions, report: Callable[[str], None] = lambda line: None
 ) -> list[Finding]:
     """Find mistakes in each recipe, then in each folder, then in the files as one chain.

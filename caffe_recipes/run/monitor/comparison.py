@@ -75,7 +75,7 @@ def _sort_key(value: object) -> tuple[bool, float, str]:
     return not is_number, float(value) if isinstance(value, int | float) else 0.0, value_text(value)  # type: ignore[arg-type]
 
 
-def render_comparison(compared: RunComparison) -> list[str]:
+def render_runs(compared: RunComparison) -> list[str]:
     """Return the comparison as a table, without columns that are empty for all runs, and errors below it."""
     rows = [compared.values(index) for index in range(len(compared.runs))]
     names = [name for name in [*COLUMNS, *compared.differing] if any(row[name] is not None for row in rows)]
@@ -93,7 +93,7 @@ def _cell(name: str, value: Any) -> str:  # noqa: ANN401 - any value of a recipe
     return one_line(shorten(value_text(value).strip('"'), _WIDEST_VALUE))
 
 
-def render_csv(compared: RunComparison) -> list[str]:
+def render_runs_csv(compared: RunComparison) -> list[str]:
     """Return the comparison as rows of CSV; accuracies are from 0 to 1."""
     rows = [compared.values(index) for index in range(len(compared.runs))]
     cells = [[json.dumps(v) if isinstance(v, list | dict) else v for v in row.values()] for row in rows]

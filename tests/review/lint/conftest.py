@@ -14,7 +14,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_document
 from caffe_recipes.review.lint.check import check_net
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.registry import load_rules
 
@@ -56,6 +56,6 @@ def lint_recipe(tmp_path: Path) -> LintRecipe:
         change(raw)
         path = tmp_path / "changed.yaml"
         path.write_text(yaml.safe_dump(raw, sort_keys=False))
-        return lint([str(path)], LintOptions())
+        return lint_targets([str(path)], LintOptions())
 
     return run

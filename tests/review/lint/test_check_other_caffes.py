@@ -8,7 +8,7 @@ import pytest
 
 from caffe_recipes.caffe.dialects.check import TITLES
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from tests.review.conftest import LintSolvers, net_text
 
@@ -30,7 +30,7 @@ def check(tmp_path: Path, text: str, dialect: str) -> dict[str, Finding]:
     """Lint a net for another Caffe, and give its findings by id."""
     path = tmp_path / "net.prototxt"
     path.write_text(text)
-    return {one.id: one for one in lint([str(path)], LintOptions(dialect=dialect))}
+    return {one.id: one for one in lint_targets([str(path)], LintOptions(dialect=dialect))}
 
 
 def norm_net(norm: str) -> str:

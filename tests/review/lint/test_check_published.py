@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara"
@@ -54,7 +54,7 @@ def assert_findings(found: list[Finding], expected: list[ExpectedFinding]) -> No
 
 
 def lint_published(names: list[str], **options: int | Path) -> list[Finding]:
-    return lint([str(PUBLISHED / name) for name in names], LintOptions(**options))  # type: ignore[arg-type]
+    return lint_targets([str(PUBLISHED / name) for name in names], LintOptions(**options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_zero_started_batch_norms_in_the_last_blocks_only_are_a_note_of_each_net
 
 
 def test_the_folder_is_the_same_chain_in_the_same_order() -> None:
-    found = lint([str(PUBLISHED / "resnet50_custom_lr")], LintOptions())
+    found = lint_targets([str(PUBLISHED / "resnet50_custom_lr")], LintOptions())
     assert_findings(found, EXPECTED_LONG)
     assert found[0].id == "order-guessed"
     assert "init.prototxt, solver_cyc1.prototxt, solver_cyc2" in found[0].what
-    both = lint([str(PUBLISHED)], LintOptions())
+    both = lint_targets([str(PUBLISHED)], LintOptions())
     assert_findings(both, EXPECTED_WIDE + EXPECTED_LONG)
 
 
@@ -95,7 +95,7 @@ def test_a_caffe_root_turns_the_folder_into_an_error(tmp_path: Path) -> None:
     for path in (PUBLISHED / "resnet50_448nodes").iterdir():
         (home / path.name).write_text(path.read_text())
     paths = [str(home / Path(name).name) for name in WIDE]
-    found = lint(paths, LintOptions(caffe_root=tmp_path))
+    found = lint_targets(paths, LintOptions(caffe_root=tmp_path))
     assert "net-missing" in [one.id for one in found]
     assert_findings(
         [one for one in found if one.id != "net-missing"],

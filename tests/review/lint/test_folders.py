@@ -11,7 +11,7 @@ import pytest
 from caffe_recipes.caffe.chain import phase_name_from_path, phase_order
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.folders import find_chain, lint
+from caffe_recipes.review.lint.folders import find_chain, lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from tests.review.conftest import net_text, solver_text
 
@@ -37,7 +37,7 @@ def lint_folder(tmp_path: Path) -> LintFolder:
         for name, content in files.items():
             (own / name).parent.mkdir(exist_ok=True)
             (own / name).write_text(content if isinstance(content, str) else solver_text(content))
-        return lint([str(own)], LintOptions(**options))  # type: ignore[arg-type]
+        return lint_targets([str(own)], LintOptions(**options))  # type: ignore[arg-type]
 
     return run
 
@@ -169,7 +169,7 @@ def test_nets_that_no_solver_uses_are_checked_too(lint_folder: LintFolder) -> No
 
 def test_a_folder_without_prototxts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"contains no \.prototxt file; give a folder with"):
-        lint([str(tmp_path)], LintOptions())
+        lint_targets([str(tmp_path)], LintOptions())
 
 
 def test_the_solvers_of_a_folder_are_found_in_the_order_of_their_training(tmp_path: Path) -> None:

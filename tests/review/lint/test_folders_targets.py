@@ -9,7 +9,7 @@ import pytest
 
 from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.review.lint.explain import explain_rule
-from caffe_recipes.review.lint.folders import is_at_least, is_recipe, lint
+from caffe_recipes.review.lint.folders import is_at_least, is_recipe, lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.registry import finding
 from tests.review.conftest import LintSolvers
@@ -29,7 +29,7 @@ def test_a_shipped_name_takes_precedence_over_a_folder_of_that_name(
 
 def test_an_unknown_name_is_not_a_recipe() -> None:
     with pytest.raises(RecipeError, match="unknown recipe 'digits-lokal'; did you mean 'digits-local'"):
-        lint(["digits-lokal"], LintOptions())
+        lint_targets(["digits-lokal"], LintOptions())
 
 
 def test_recipes_are_linted_one_after_the_other_and_files_after_them(
@@ -38,7 +38,7 @@ def test_recipes_are_linted_one_after_the_other_and_files_after_them(
     lint_solvers({"a": {}})
     net = tmp_path / "own" / "train_val.prototxt"
     net.write_text(net.read_text().replace("shuffle: true", ""))
-    found = lint(["stampede2-448n-90ep", str(net), "digits-local"], LintOptions())
+    found = lint_targets(["stampede2-448n-90ep", str(net), "digits-local"], LintOptions())
     targets = dict.fromkeys(one.where.partition(":")[0] for one in found)
     assert list(targets) == ["stampede2-448n-90ep.yaml", "digits-local.yaml", str(net)]
 
@@ -49,7 +49,7 @@ def test_recipes_are_linted_one_after_the_other_and_files_after_them(
 def test_options_of_files_are_refused_for_recipes(given: dict[str, object]) -> None:
     (name,) = given
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')} applies to files only"):
-        lint(["digits-local"], LintOptions(**given))  # type: ignore[arg-type]
+        lint_targets(["digits-local"], LintOptions(**given))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_an_unknown_rule_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize("targets", [[""], [" "], ["digits-local", ""]])
 def test_an_empty_name_is_refused(targets: list[str]) -> None:
     with pytest.raises(InputError, match="an empty name is given; is a variable unset"):
-        lint(targets, LintOptions())
+        lint_targets(targets, LintOptions())

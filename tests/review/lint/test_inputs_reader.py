@@ -10,7 +10,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.records import find_datum
 from tests.review.conftest import LintSolvers, net_text, solver_text
@@ -19,7 +19,7 @@ from tests.review.conftest import LintSolvers, net_text, solver_text
 def test_a_byte_order_mark_is_an_error(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     path = tmp_path / "own" / "solver.prototxt"
     path.write_text("\ufeff" + solver_text({}))
-    (found,) = lint([str(path)], LintOptions())
+    (found,) = lint_targets([str(path)], LintOptions())
     assert (found.id, found.severity, found.where) == ("byte-order-mark", "error", f"{path}:1:1")
 
 
@@ -38,11 +38,11 @@ def test_fields_of_another_dialect_are_unknown_unless_it_is_given(
 def test_labels_are_given_once(tmp_path: Path) -> None:
     path = tmp_path / "labelmap.prototxt"
     path.write_text('item { name: "a" label: 0 }\nitem { name: "a" label: 1 }\nitem { name: "b" label: 0 }\n')
-    found = lint([str(path)], LintOptions())
+    found = lint_targets([str(path)], LintOptions())
     assert [one.id for one in found] == ["label-twice"] * 2
     assert [one.where for one in found] == [f"{path}:2:8", f"{path}:3:18"]
     path.write_text('item { name: "a" label: 0 }\nitem { name: "b" label: 1 }\n')
-    assert lint([str(path)], LintOptions()) == []
+    assert lint_targets([str(path)], LintOptions()) == []
 
 
 def test_the_first_record_of_an_existing_lmdb_is_checked(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_link_that_leads_to_itself_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "train_val.prototxt"
     path.symlink_to(path.name)
     with pytest.raises(PrototxtError, match=r"cannot be read: Too many levels of symbolic links"):
-        lint([str(path)], LintOptions())
+        lint_targets([str(path)], LintOptions())
     (tmp_path / "net.prototxt").write_text(net_text("TRAIN", "TEST"))
-    (found,) = lint([str(tmp_path)], LintOptions())
+    (found,) = lint_targets([str(tmp_path)], LintOptions())
     assert (found.id, found.where) == ("unreadable", str(path))

@@ -12,7 +12,7 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate, write_files
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.folders import is_at_least, lint
+from caffe_recipes.review.lint.folders import is_at_least, lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.recipe_lint import find_errors
 from tests.review.lint.conftest import LintRecipe
@@ -34,7 +34,7 @@ def grave(found: list[Finding]) -> list[str]:
 
 @pytest.mark.parametrize("name", OF_CAFFE)
 def test_shipped_recipes_have_no_findings_but_accepted_ones(name: str) -> None:
-    found = lint([name], LintOptions())
+    found = lint_targets([name], LintOptions())
     assert grave(found) == []
     accepted = {one.id for one in found if one.accepted}
     if name in AS_PUBLISHED:
@@ -45,7 +45,7 @@ def test_shipped_recipes_have_no_findings_but_accepted_ones(name: str) -> None:
 
 
 def test_a_finding_of_a_row_is_placed_in_that_row() -> None:
-    found = lint(["paper-t9-65536-128n"], LintOptions())
+    found = lint_targets(["paper-t9-65536-128n"], LintOptions())
     text = shipped_recipes()["paper-t9-65536-128n"].file.read_text("utf-8").splitlines()
     (decay,) = [one for one in found if one.id == "collapse-weight-decay"]
     file, _, line = decay.where.partition(":")
@@ -58,13 +58,13 @@ def test_the_generated_solvers_of_a_row_are_read_with_the_nets_that_it_shares(
 ) -> None:
     write_files(generate(load_recipe("paper-t8-4096-128n-collapse")), tmp_path)
     monkeypatch.chdir(tmp_path)
-    found = {one.id for one in lint(["prototxt/paper-t8-4096-128n-collapse"], LintOptions())}
+    found = {one.id for one in lint_targets(["prototxt/paper-t8-4096-128n-collapse"], LintOptions())}
     assert "bias-before-norm" in found
     assert "net-not-found" not in found
 
 
 def test_the_64_node_recipe_accepts_the_published_findings_and_no_other() -> None:
-    found = [one for one in lint(["stampede2-64n-72ep"], LintOptions()) if one.severity != "note"]
+    found = [one for one in lint_targets(["stampede2-64n-72ep"], LintOptions()) if one.severity != "note"]
     assert [(one.id, one.phase) for one in found] == [
         ("warmup-end-jump", "init"),
         ("join-jump", "cyc1"),
@@ -149,14 +149,14 @@ def test_a_solver_that_generate_refuses_is_refused(lint_recipe: LintRecipe) -> N
 
 
 def test_a_dialect_without_an_equivalent_names_what_it_lacks() -> None:
-    found = lint(["digits-local"], LintOptions(dialect="bvlc"))
+    found = lint_targets(["digits-local"], LintOptions(dialect="bvlc"))
     assert {"dialect-lr-policy", "dialect-field"} <= set(grave(found))
 
 
 def test_a_recipe_for_intel_s_caffe_is_linted_as_it_is_written_for_it() -> None:
-    found = lint(["stampede2-64n-72ep"], LintOptions(dialect="intel"))
+    found = lint_targets(["stampede2-64n-72ep"], LintOptions(dialect="intel"))
     assert grave(found) == []
-    ours = lint(["stampede2-64n-72ep"], LintOptions())
+    ours = lint_targets(["stampede2-64n-72ep"], LintOptions())
     assert [(one.id, one.phase) for one in found if one.accepted] == [
         (one.id, one.phase) for one in ours if one.accepted
     ]
@@ -193,7 +193,7 @@ def test_a_place_is_in_the_recipe_but_for_a_net_in_the_generated_file_if_that_is
         Path(path).write_text(text)
 
     def places_of(rule: str) -> list[str]:
-        return [one.where for one in lint(["digits-local"], LintOptions()) if one.id == rule]
+        return [one.where for one in lint_targets(["digits-local"], LintOptions()) if one.id == rule]
 
     assert places_of("join-jump")[0].startswith("digits-local.yaml:")
     nets = places_of("zero-start-partly")
@@ -234,13 +234,13 @@ def test_files_that_differ_from_what_the_recipe_generates_are_reported_as_stale(
     }
     monkeypatch.chdir(tmp_path)
     messages: list[str] = []
-    lint(["digits-local"], LintOptions(), messages.append)
+    lint_targets(["digits-local"], LintOptions(), messages.append)
     write_files(files, tmp_path)
-    lint(["digits-local"], LintOptions(), messages.append)
+    lint_targets(["digits-local"], LintOptions(), messages.append)
     assert messages == []
     solver = tmp_path / "prototxt" / "digits-local" / "solver_init.prototxt"
     solver.write_text("# an earlier one\n")
-    found = lint(["digits-local"], LintOptions(), messages.append)
+    found = lint_targets(["digits-local"], LintOptions(), messages.append)
     assert messages == [
         "prototxt/digits-local/solver_init.prototxt differs from what digits-local generates now, which is "
         "what is checked; run `caffe-recipes generate digits-local`"
@@ -248,7 +248,7 @@ def test_files_that_differ_from_what_the_recipe_generates_are_reported_as_stale(
     assert not [one for one in found if "solver_init" in one.where]
     for path in files:
         (tmp_path / path).write_text("")
-    lint(["digits-local"], LintOptions(), messages.append)
+    lint_targets(["digits-local"], LintOptions(), messages.append)
     assert messages[1].startswith("prototxt/digits-local/solver_init.prototxt, prototxt/")
     assert " in all) differ from " in messages[1]
 
@@ -303,7 +303,7 @@ def test_a_finding_in_a_net_of_the_recipe_s_own_is_placed_in_its_prototxt(
 
     def places() -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for one in lint(["mine.yaml"], LintOptions()):
+        for one in lint_targets(["mine.yaml"], LintOptions()):
             found.setdefault(one.id, []).append(one.where)
         return found
 
@@ -339,5 +339,5 @@ def test_tests_of_data_as_in_the_net_are_compared_with_the_test_images(
     text = text.replace("max_iter", f"test_iter: {iterations}, test_interval: 10, max_iter")
     evaluation = f"evaluation: {{net: net, iterations: {iterations}}}\n"
     (tmp_path / "mine.yaml").write_text(f"{text}{evaluation}")
-    found = lint([str(tmp_path / "mine.yaml")], LintOptions())
+    found = lint_targets([str(tmp_path / "mine.yaml")], LintOptions())
     assert sorted({one.id for one in found if one.id.startswith(("evaluation-", "test-images"))}) == rules

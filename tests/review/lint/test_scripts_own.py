@@ -9,7 +9,7 @@ import pytest
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.recipe.translate import translate
 from caffe_recipes.render.tree import generate
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.scripts import parse_script
 
@@ -40,7 +40,7 @@ def test_a_folder_that_it_is_of_is_understood_whole(tmp_path: Path) -> None:
         (tmp_path / path).write_text(text)
     folder = tmp_path / "prototxt" / "stampede2-448n-90ep"
     script = tmp_path / "jobs" / "stampede2-448n-90ep" / "run.sh"
-    found = lint([str(folder)], LintOptions(script=script))
+    found = lint_targets([str(folder)], LintOptions(script=script))
     assert [one.id for one in found if one.severity != "note"] == ["warmup-end-jump", "join-jump"]
     assert "order-guessed" not in [one.id for one in found]
     (join,) = [one for one in found if one.id == "join-jump"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.scripts import parse_script
 from caffe_recipes.review.lint.solver_chains import find_training
@@ -19,7 +19,7 @@ HALF = {"lr_policy": '"poly_cyc"', "power": 1, "max_iter": 500, "lr_iter": 1000}
 def test_the_order_given_is_the_order_of_the_chain(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     assert lint_solvers({"a": HALF, "b": {"base_lr": 0.5}}) == []
     paths = [str(tmp_path / "own" / f"solver_{name}.prototxt") for name in "ba"]
-    assert [one.id for one in lint(paths, LintOptions())] == ["join-jump", "final-rate-high"]
+    assert [one.id for one in lint_targets(paths, LintOptions())] == ["join-jump", "final-rate-high"]
 
 
 def test_a_solver_on_its_own_is_not_a_last_phase(lint_solvers: LintSolvers) -> None:
@@ -35,7 +35,7 @@ def test_several_solvers_in_one_file_are_a_chain(lint_solvers: LintSolvers, tmp_
         for changes in (HALF, {"base_lr": 0.9, "snapshot_prefix": '"/tmp/b"'})
     )
     (own / "solvers.prototxt").write_text(pairs)
-    (found,) = lint([str(own / "solvers.prototxt")], LintOptions())
+    (found,) = lint_targets([str(own / "solvers.prototxt")], LintOptions())
     assert found.id == "join-jump"
     assert found.values["before"] == pytest.approx(0.501)
     assert found.where == f"{own / 'solvers.prototxt'}:14:1"
@@ -46,14 +46,14 @@ def test_a_net_that_several_phases_use_is_checked_once(lint_solvers: LintSolvers
     path.write_text(net_text("TRAIN", "TEST").replace("shuffle: true", ""))
     found = lint_solvers({"a": HALF, "b": {"base_lr": 0.5}})
     assert [one.id for one in found] == ["train-unshuffled"]
-    again = lint([*(str(path) for path in sorted((tmp_path / "own").iterdir()))], LintOptions())
+    again = lint_targets([*(str(path) for path in sorted((tmp_path / "own").iterdir()))], LintOptions())
     assert [one.id for one in again] == ["train-unshuffled"]
 
 
 def test_a_net_alone_is_checked_without_a_solver(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     path = tmp_path / "own" / "train_val.prototxt"
-    assert lint([str(path)], LintOptions()) == []
-    assert [one.id for one in lint([str(path)], LintOptions(classes=11))] == ["outputs-below-classes"]
+    assert lint_targets([str(path)], LintOptions()) == []
+    assert [one.id for one in lint_targets([str(path)], LintOptions(classes=11))] == ["outputs-below-classes"]
 
 
 def test_a_net_of_the_old_format_is_taken_as_caffe_upgrades_it(
@@ -138,7 +138,9 @@ def test_the_nets_of_2014_are_checked_in_their_own_phase(lint_solvers: LintSolve
     assert [one.id for one in found] == ["train-unshuffled"]
     assert "train.prototxt" in found[0].where
     files = [own / name for name in ("solver_a.prototxt", "train.prototxt", "test.prototxt")]
-    assert [one.id for one in lint([str(path) for path in files], LintOptions())] == ["train-unshuffled"]
+    assert [one.id for one in lint_targets([str(path) for path in files], LintOptions())] == [
+        "train-unshuffled"
+    ]
 
 
 def test_a_test_net_that_is_not_under_the_caffe_root_is_an_error(
@@ -158,7 +160,7 @@ def test_unrelated_solvers_are_checked_one_by_one_with_a_note(
         (own / f"{net or 'lenet'}.prototxt").write_text(net_text("TRAIN", "TEST"))
         text = solver_text({"net": f'"own/{net or "lenet"}.prototxt"', "snapshot_prefix": f'"/tmp/x/{name}"'})
         (own / f"{name}_solver.prototxt").write_text(text)
-    found = lint([str(own / f"{name}_solver.prototxt") for name in solvers], LintOptions())
+    found = lint_targets([str(own / f"{name}_solver.prototxt") for name in solvers], LintOptions())
     (apart,) = [one for one in found if one.id == "taken-alone"]
     assert "lenet_solver.prototxt, lenet_cyc2_solver.prototxt as one chain; " in apart.what
     assert "alex_solver.prototxt, vgg_solver.prototxt each by itself" in apart.what
@@ -187,9 +189,9 @@ def test_a_deploy_net_that_no_longer_matches_its_train_net_is_found(tmp_path: Pa
         (ip % ("b", "data", "b", 4), ["deploy-missing", "deploy-misfit"]),
     ):
         paths[1].write_text(fed + deploy)
-        found = lint([str(path) for path in paths], LintOptions())
+        found = lint_targets([str(path) for path in paths], LintOptions())
         assert sorted(one.id for one in found) == sorted(ids)
-        assert lint([str(tmp_path)], LintOptions()) == found
+        assert lint_targets([str(tmp_path)], LintOptions()) == found
 
 
 @pytest.mark.parametrize("old", ['layers { name: "x" }', 'input: "data"'])

@@ -10,7 +10,7 @@ import pytest
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from tests.review.conftest import net_text, solver_text
 
@@ -32,8 +32,8 @@ def lint_both_ways(tmp_path: Path, text: str, solvers: Solvers = SOLVERS) -> lis
         )
     script.write_text(text)
     files = [str(own / f"solver_{name}.prototxt") for name in solvers]
-    found = lint(files, LintOptions(script=script))
-    folder = lint([str(own)], LintOptions(script=script))
+    found = lint_targets(files, LintOptions(script=script))
+    folder = lint_targets([str(own)], LintOptions(script=script))
     assert [one for one in folder if one.id != "order-guessed"] == found
     return found
 
@@ -140,11 +140,11 @@ def test_the_model_of_our_own_script_is_judged(tmp_path: Path) -> None:
     script = tmp_path / "jobs" / "digits-local" / "run.sh"
     folder = str(tmp_path / "prototxt" / "digits-local")
     rules = ("test-weights-unknown", "test-weights-not-final", "test-without-weights")
-    assert not {*ids(lint([folder], LintOptions(script=script)))} & {*rules}
+    assert not {*ids(lint_targets([folder], LintOptions(script=script)))} & {*rules}
     text = script.read_text()
     script.write_text(
         text.replace("--weights=digits_collapse_iter_112", "--weights=digits_collapse_iter_113")
     )
-    (found,) = [one for one in lint([folder], LintOptions(script=script)) if one.id in rules]
+    (found,) = [one for one in lint_targets([folder], LintOptions(script=script)) if one.id in rules]
     line = text[: text.index("--weights=digits_collapse_iter_112")].count("\n") + 1
     assert (found.id, found.where) == ("test-weights-unknown", f"{script}:{line}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from tests.review.conftest import LintSolvers, net_text, solver_text
 
@@ -95,7 +95,7 @@ def test_a_net_inside_the_solver_has_its_places_there(lint_solvers: LintSolvers,
     text = solver_text({"net": None}) + "net_param {\n" + net + "}\n"
     path = tmp_path / "own" / "solver_inline.prototxt"
     path.write_text(text)
-    (found,) = lint([str(path)], LintOptions())
+    (found,) = lint_targets([str(path)], LintOptions())
     assert found.id == "train-unshuffled"
     line = next(number for number, line in enumerate(text.splitlines(), 1) if "TRAIN_lmdb" in line)
     assert found.where.startswith(f"{path}:{line}:")

@@ -9,7 +9,7 @@ import pytest
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.tree import generate
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from tests.review.conftest import LintSolvers
 
@@ -51,7 +51,9 @@ def test_our_own_files_for_intel_s_caffe_hold_what_our_recipe_accepts(tmp_path: 
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    found = lint([str(tmp_path / "prototxt" / "stampede2-64n-72ep-intel")], LintOptions(dialect="intel"))
+    found = lint_targets(
+        [str(tmp_path / "prototxt" / "stampede2-64n-72ep-intel")], LintOptions(dialect="intel")
+    )
     grave = [(one.id, one.phase) for one in found if one.severity != "note"]
     assert grave == [
         ("warmup-end-jump", "init"),

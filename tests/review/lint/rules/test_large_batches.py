@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from tests.review.conftest import LintSolvers, net_text, solver_text
 from tests.review.lint.conftest import LintRecipe
@@ -77,7 +77,7 @@ def lint_norm(tmp_path: Path, fraction: str, **changes: object) -> list[Finding]
     (tmp_path / "own").mkdir(exist_ok=True)
     (tmp_path / "own" / "train_val.prototxt").write_text(text + NORM % param)
     (tmp_path / "solver.prototxt").write_text(solver_text({**changes}))
-    found = lint([str(tmp_path / "solver.prototxt")], LintOptions(caffe_root=tmp_path))
+    found = lint_targets([str(tmp_path / "solver.prototxt")], LintOptions(caffe_root=tmp_path))
     return only(found, "moving-average-slow", "moving-average-fast")
 
 
@@ -122,7 +122,7 @@ def test_a_benchmark_on_dummy_data_trains_no_statistics(tmp_path: Path) -> None:
     assert len(lint_norm(tmp_path, "moving_average_fraction: 0.999", max_iter=5000)) == 1
     net = tmp_path / "own" / "train_val.prototxt"
     net.write_text(net.read_text().replace('type: "Data"', 'type: "DummyData"'))
-    found = lint([str(tmp_path / "solver.prototxt")], LintOptions(caffe_root=tmp_path))
+    found = lint_targets([str(tmp_path / "solver.prototxt")], LintOptions(caffe_root=tmp_path))
     assert only(found, "moving-average-slow") == []
 
 

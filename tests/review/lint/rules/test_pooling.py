@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 
 INPUT = 'input: "x" input_shape { dim: 1 dim: 3 dim: 6 dim: 6 }\n'
@@ -29,6 +29,6 @@ def test_a_size_that_is_rounded_down_elsewhere_is_found(
 ) -> None:
     file = tmp_path / "net.prototxt"
     file.write_text(INPUT + layer.replace("PARAM", param))
-    found = [one for one in lint([str(file)], LintOptions()) if one.id == "pooling-size-changes"]
+    found = [one for one in lint_targets([str(file)], LintOptions()) if one.id == "pooling-size-changes"]
     assert [one.values for one in found] == [{"down": "1x3x2x2", "up": "1x3x3x3"}] * count
     assert all(one.where.startswith(f"{file}:2:") for one in found)

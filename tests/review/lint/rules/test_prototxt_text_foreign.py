@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.rewrites import plan_fixes
 
@@ -21,7 +21,7 @@ POOLS = "\n".join(
 
 def found_in(path: Path, text: str, dialect: str = "surfsara") -> list[Finding]:
     path.write_text(text)
-    findings = lint([str(path)], LintOptions(dialect=dialect))
+    findings = lint_targets([str(path)], LintOptions(dialect=dialect))
     return [one for one in findings if one.id in ("unknown-field", "unknown-layer-type")]
 
 
@@ -48,7 +48,7 @@ def test_each_name_is_found_once(tmp_path: Path, text: str, places: list[str], w
 def test_the_rest_of_a_net_with_foreign_fields_is_checked(tmp_path: Path) -> None:
     file = tmp_path / "n.prototxt"
     file.write_text(f'{INPUT} layer {{ name: "r" type: "ReLU" bottom: "y" top: "z" odd: 1 }}')
-    assert {one.id for one in lint([str(file)], LintOptions())} >= {"unknown-field", "unknown-bottom"}
+    assert {one.id for one in lint_targets([str(file)], LintOptions())} >= {"unknown-field", "unknown-bottom"}
 
 
 def test_a_field_with_the_value_that_our_caffe_has_is_removed(tmp_path: Path) -> None:
