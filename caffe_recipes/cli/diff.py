@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import click
 
@@ -119,8 +118,9 @@ def diff(
 
 def _are_runs(sides: tuple[str, ...]) -> bool:
     """Return whether there are two sides, each the folder of a run or the name of one."""
-    places = [(Path(side), Path(_root(), "runs", side)) for side in sides]
-    if len(sides) != 2 or not all(any(place.is_dir() for place in both) for both in places):
+    places = [(side, os.path.join(_root(), "runs", side)) for side in sides]  # noqa: PTH118
+    # Path.is_dir raises if a name is too long.
+    if len(sides) != 2 or not all(any(map(os.path.isdir, both)) for both in places):
         return False
     from caffe_recipes.run.monitor.curves import is_run  # slow, and needed only for runs
 

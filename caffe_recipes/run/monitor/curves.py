@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Iterator
 from itertools import pairwise
@@ -22,7 +23,7 @@ from caffe_recipes.run.training_plan import plan_steps
 def is_run(name: str, root: str) -> bool:
     """Return whether a name is that of a run, or a folder that is one or what is left of one."""
     return any(
-        Path(folder, file).exists()
+        os.path.exists(posixpath.join(folder, file))  # noqa: PTH110 - Path.exists raises if a name is too long
         for folder in (name, posixpath.join(root, RUNS, name))
         for file in (JOURNAL, RECIPE_JSON)
     )
