@@ -125,7 +125,7 @@ def derive_deploy(
     where = path or net.name or "net"
     if net.layers:
         raise PrototxtError(where, "has `layers` of the old format", "run caffe-recipes upgrade on it")
-    layers, has_data = _with_data(net, select_layers(net, pb.TEST))
+    layers, has_data = _with_data(net, _with_losses(net, select_layers(net, pb.TEST)))
     graph = _Graph(layers, where)
     losses, notes = _choose_losses(layers, options, where)
     if not has_data:
@@ -152,6 +152,15 @@ def derive_deploy(
     outputs = dict.fromkeys(top for layer in made.layer for top in layer.top if top not in read)
     moved = _move_comments(comments, moves, made)
     return Deploy(made, moved, tuple(outputs) or (made.layer[-1].top[0],), tuple(notes))
+
+
+def _with_losses(net: pb.NetParameter, kept: list[pb.LayerParameter]) -> list[pb.LayerParameter]:
+    """Return the layers of TEST, with the losses of TRAIN that fit below them if TEST has none."""
+    if any(map(is_label_loss, kept)):
+        return kept
+    made = {top for layer in kept for top in layer.top}
+    losses = [layer for layer in select_layers(net, pb.TRAIN) if is_label_loss(layer)]
+    return [*kept, *(layer for layer in losses if made.issuperset(layer.bottom))]
 
 
 def _with_data(net: pb.NetParameter, kept: list[pb.LayerParameter]) -> tuple[list[pb.LayerParameter], bool]:

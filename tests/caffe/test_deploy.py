@@ -111,3 +111,13 @@ def test_unknown_sizes_and_nets_that_predict_nothing_are_refused() -> None:
         derive(NET.replace("crop_size: 8", ""), DeployOptions())
     with pytest.raises(PrototxtError, match="predicts nothing in phase TEST"):
         derive(NET[: NET.index("# the first")], DeployOptions())
+
+
+def test_a_loss_that_only_training_computes_becomes_the_prediction() -> None:
+    loss = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss"'
+    aux = 'top: "loss1" loss_weight: 0.3'
+    train_only = NET.replace(loss, f"{loss} include {{ phase: TRAIN }}")
+    train_only = train_only.replace(aux, f"{aux} include {{ phase: TRAIN }}")
+    text, outputs, _ = derive(train_only, DeployOptions())
+    assert text.split() == DEPLOY.split()
+    assert outputs == ("prob",)
