@@ -25,8 +25,9 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.errors import ClusterError, InputError, RunFailed, WeightsError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.run.caffe_data import CaffeData
+from caffe_recipes.run.caffe_handover import describe_model
 from caffe_recipes.run.snapshots import as_failure, fetch_trained_file, keep_parts, verify_digest
-from caffe_recipes.run.trainer import Checkpoint, ModelFiles, Training
+from caffe_recipes.run.trainer import Checkpoint, HandedOn, ModelFiles, Training
 
 _MODEL, _STATE = ".caffemodel", ".solverstate"
 STATE_NAME = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
@@ -76,6 +77,15 @@ class CaffeModels(ModelFiles):
     def check_model(self, files: Mapping[str, str], net: str, path: Path) -> None:
         """Compare a caffemodel with its net; raises WeightsError with the first mismatch."""
         verify_weights(path, self._net(files, net))
+
+    def hand_on(self, files: Mapping[str, str], net: str, root: Path, handed: HandedOn) -> dict[str, bytes]:
+        """Return the deploy net of the net that is tested, its description, and a readme."""
+        tested = [name for name, variant in self.recipe.nets.items() if variant.test]
+        if self.recipe.evaluation is not None:
+            tested.insert(0, self.recipe.evaluation.net)
+        paths = [self.recipe.net_path(name) for name in (*tested, net)]
+        path = next(path for path in paths if path in files)
+        return describe_model(files[path], path, root, handed)
 
     def checkpoint_iter(self, state: str) -> int | None:
         """Return the iteration in the name of a solverstate; None for any other name."""

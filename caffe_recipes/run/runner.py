@@ -45,6 +45,7 @@ from caffe_recipes.run.folders import (
     next_folder,
     run_folders,
 )
+from caffe_recipes.run.handover import hand_on
 from caffe_recipes.run.journal import (
     JOURNAL,
     Journal,
@@ -68,7 +69,7 @@ from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import check_over
 from caffe_recipes.run.snapshots import check_interval, delete_parts, verify_kept
 from caffe_recipes.run.trainer import Training, TrainingPlan
-from caffe_recipes.run.training_plan import plan_steps, plan_training
+from caffe_recipes.run.training_plan import find_trainer, plan_files, plan_steps, plan_training
 from caffe_recipes.wording import describe_count, describe_names
 
 
@@ -112,6 +113,10 @@ def report_finished(
     unused = "--hostfile is not used; " if options.hostfile else ""
     reporter.say(f"{folder} {what}; {unused}use --new to start another run")
     reporter.show_result(recipe, state)
+    if is_whole:
+        files = plan_files(recipe)
+        models = find_trainer(recipe).models
+        hand_on(folder, recipe, models, files, steps, state, reporter.say)
     return state
 
 
@@ -214,6 +219,10 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
         ensure_snapshot(run, path)
     state = run.journal.state()
     run.reporter.show_result(run.setting.recipe, state)
+    models, steps = run.setting.trainer.models, plan_steps(run.setting.recipe)
+    if is_finished(run.setting.recipe, steps, state):
+        folder = run.path(run.folder)
+        hand_on(folder, run.setting.recipe, models, run.plan.files, steps, state, run.reporter.say)
     return state
 
 

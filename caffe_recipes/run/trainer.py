@@ -121,6 +121,17 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class HandedOn:
+    """A model that a finished run hands on: where it is from, its results, and the digests of its weights."""
+
+    recipe: str
+    recipe_sha256: str
+    accuracy: Mapping[str, float]
+    weights_sha256: str
+    weights_sha1: str
+
+
+@dataclass(frozen=True)
 class LockFree:
     """Arguments of a trainer with the files, {path: text}, and links, {path: target}, that they need."""
 
@@ -249,6 +260,13 @@ class ModelFiles(Protocol):
 
     def check_model(self, files: Mapping[str, str], net: str, path: Path) -> None:
         """Raise WeightsError if a model file is damaged or does not fit `net`."""
+
+    def hand_on(self, files: Mapping[str, str], net: str, root: Path, handed: HandedOn) -> dict[str, bytes]:
+        """Return the files that a model is handed on with besides its weights, by name; none by default.
+
+        Raises InputError if a program could not predict with it.
+        """
+        return {}
 
     def checkpoint_iter(self, state: str) -> int | None:
         """Return the iteration of a checkpoint by the path of its state file; None for any other path."""

@@ -1,0 +1,103 @@
+"""A model to hand on, in a folder: its weights, its deploy net, and `model.json`, which describes both.
+
+`model.json` holds the transform of the TEST data under the names of Caffe's TransformationParameter, so that
+a program prepares images as the net was tested; pixels are in BGR order, as OpenCV reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.file_format import FORMAT, take_format
+from caffe_recipes.files.bounded_reads import read_within, reading
+
+DESCRIPTION, DEPLOY, WEIGHTS, MEAN, README = (
+    "model.json",
+    "deploy.prototxt",
+    "weights.caffemodel",
+    "mean.binaryproto",
+    "readme.md",
+)
+_HINT = "give the folder of a model, as a run writes it"
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What `model.json` says: the net's name, its classes if known, its transform and its results.
+
+    `shape` is the (channels, height, width) of the input, and `accuracy` has the outputs of the evaluation.
+    """
+
+    name: str
+    classes: tuple[str, ...] | None
+    shape: tuple[int, ...]
+    transform: Mapping[str, Any]
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    recipe: str = ""
+    recipe_sha256: str = ""
+    weights_sha256: str = ""
+    channel_order: str = "BGR"
+
+    def render(self) -> str:
+        """Return the text of `model.json`."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+    def transform_of(self, folder: Path) -> pb.TransformationParameter:
+        """Return the transform, whose mean image is in `folder`."""
+        param = json_format.ParseDict(dict(self.transform), pb.TransformationParameter())
+        if param.HasField("mean_file"):
+            param.mean_file = str(folder / MEAN)
+        return param
+
+
+def describe_transform(param: pb.TransformationParameter) -> dict[str, Any]:
+    """Return a transform as JSON values, without what only training does.
+
+    >>> describe_transform(pb.TransformationParameter(crop_size=224, mirror=True, mean_value=[104, 117, 123]))
+    {'crop_size': 224, 'mean_value': [104.0, 117.0, 123.0]}
+    """
+    kept = pb.TransformationParameter()
+    kept.CopyFrom(param)
+    kept.ClearField("mirror")
+    if kept.HasField("mean_file"):
+        kept.mean_file = MEAN
+    values: dict[str, Any] = json_format.MessageToDict(kept, preserving_proto_field_name=True)
+    return values
+
+
+def load_model(folder: Path) -> ModelDescription:
+    """Return the description of the model in a folder. Raises DataError if it is missing or invalid."""
+    path = folder / DESCRIPTION
+    with reading(path, DataError, _HINT):
+        try:
+            values = json.loads(read_within(path, "json-bytes"))
+            take_format(values, path, "train it again with this version", DataError)
+            values["shape"] = tuple(map(int, values["shape"]))
+            if values["classes"] is not None:
+                values["classes"] = tuple(map(str, values["classes"]))
+            model = ModelDescription(**values)
+            model.transform_of(folder)
+        except FileNotFoundError:
+            raise DataError(folder, "is not a model: it has no model.json", _HINT) from None
+        except (ValueError, TypeError, KeyError, AttributeError, json_format.ParseError, RecursionError):
+            raise DataError(path, "is not the description of a model", _HINT) from None
+    return model
+
+
+def find_model(given: str, root: Path) -> Path:
+    """Return the folder of a model: a run's `model/`, by the run's name or folder, or the folder itself.
+
+    Raises InputError if there is none.
+    """
+    for folder in (Path(given), Path(given) / "model", root / "runs" / given / "model"):
+        if (folder / DESCRIPTION).is_file():
+            return folder
+    raise InputError(given, "is not a model, nor a run that has one", "a finished run has model/model.json")

@@ -1,0 +1,48 @@
+"""The description of a model says what its images are like, and is read back as it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.model_folder import ModelDescription, describe_transform, find_model, load_model
+from caffe_recipes.errors import DataError, InputError
+
+TRANSFORM = pb.TransformationParameter(
+    crop_size=4, mean_value=[1, 2, 3], scale=0.5, random_resize_param={"min_size": 8, "max_size": 8}
+)
+
+
+def test_a_description_is_read_back_with_its_transform(tmp_path: Path) -> None:
+    model = ModelDescription("n", ("cat", "dog"), (3, 4, 4), describe_transform(TRANSFORM), {"top-1": 0.5})
+    (tmp_path / "model.json").write_text(model.render())
+    found = load_model(tmp_path)
+    assert found == model
+    assert found.transform_of(tmp_path) == TRANSFORM
+
+
+def test_a_mean_image_lies_beside_the_description(tmp_path: Path) -> None:
+    values = describe_transform(pb.TransformationParameter(mean_file="/far/away/mean.binaryproto"))
+    model = ModelDescription("n", None, (3, 4, 4), values)
+    assert model.transform_of(tmp_path).mean_file == str(tmp_path / "mean.binaryproto")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"format": 1}', '{"format": 1, "shape": 3, "classes": 1}', "x"]
+)
+def test_other_files_are_not_descriptions(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(DataError, match=r"model\.json: "):
+        load_model(tmp_path)
+
+
+def test_a_model_is_found_by_its_folder_or_its_run(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "digits-1" / "model"
+    folder.mkdir(parents=True)
+    (folder / "model.json").write_text("{}")
+    for given in (folder, folder.parent, "digits-1"):
+        assert find_model(str(given), tmp_path) == folder
+    with pytest.raises(InputError, match="is not a model, nor a run that has one"):
+        find_model("digits-2", tmp_path)

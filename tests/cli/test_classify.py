@@ -1,0 +1,41 @@
+"""The command line of `caffe-recipes classify`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from caffe_recipes.caffe.model_folder import ModelDescription, describe_transform
+from tests.cli.command_line import call_main
+from tests.engine.test_predictor import TRANSFORM, write_model
+
+
+def make_model(folder: Path) -> None:
+    _, weights = write_model(folder)
+    weights.rename(folder / "weights.caffemodel")
+    model = ModelDescription("n", ("ant", "bee", "cat", "dog"), (3, 4, 4), describe_transform(TRANSFORM))
+    (folder / "model.json").write_text(model.render())
+
+
+def test_the_best_classes_are_printed_with_their_names_also_as_json(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    cv2.imwrite(str(tmp_path / "i.png"), np.random.default_rng(2).integers(0, 256, (4, 4, 3), np.uint8))
+    done = call_main("classify", ".", "i.png", "--json", cwd=tmp_path)
+    (shown,) = json.loads(done.stdout)
+    rows = shown["classes"]
+    assert (shown["image"], len(rows), done.returncode) == ("i.png", 5, 0)
+    assert [row["probability"] for row in rows] == sorted((row["probability"] for row in rows), reverse=True)
+    assert {row["name"] for row in rows} == {"ant", "bee", "cat", "dog", "class 4"}
+    lines = call_main("classify", ".", "i.png", "--top", "1", cwd=tmp_path).stdout.splitlines()
+    assert lines == ["i.png:", f"  {rows[0]['probability']:.4f}  {rows[0]['name']}"]
+
+
+def test_a_file_that_is_not_an_image_and_a_folder_without_a_model_are_one_line(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    (tmp_path / "x.png").write_text("no")
+    for words in (("classify", ".", "x.png"), ("classify", "nope", "x.png")):
+        done = call_main(*words, cwd=tmp_path)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
