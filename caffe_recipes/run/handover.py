@@ -17,22 +17,24 @@ from caffe_recipes.files.atomic_writes import name_beside, write_whole
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import digest_recipe
-from caffe_recipes.run.trainer import HandedOn, ModelFiles, Training
+from caffe_recipes.run.trainer import HandedOn, ModelFiles
+from caffe_recipes.run.training_plan import plan_steps
 
 
 def hand_on(
     folder: Path,
     recipe: AnyRecipe,
     models: ModelFiles,
-    files: Mapping[str, str],
-    steps: tuple[Training, ...],
     state: RunState,
+    files: Callable[[], Mapping[str, str]],
     say: Callable[[str], None],
 ) -> None:
     """Write the model of a finished run into `folder`/model, unless it is there; `say` gets one line.
 
-    It is that of the last main phase that no other phase starts from. `files` are those of the run's plan.
+    It is that of the last main phase that no other phase starts from. `files` returns those of the run's
+    plan, which may need the recipe's own code.
     """
+    steps = plan_steps(recipe)
     last = [step for step in steps if step.is_end and step.is_main] or list(steps)
     done = state.finished.get(last[-1].phase)
     if done is None:
@@ -44,7 +46,7 @@ def hand_on(
         source = root / done.snapshot
         accuracy = state.evaluations.get(done.phase) or {}
         handed = HandedOn(recipe.name, digest_recipe(recipe), accuracy, done.sha256, _sha1(source))
-        made = models.hand_on(files, last[-1].net, root, handed)
+        made = models.hand_on(files(), last[-1].net, root, handed)
         if not made:
             return
         model.mkdir(exist_ok=True)

@@ -114,9 +114,8 @@ def report_finished(
     reporter.say(f"{folder} {what}; {unused}use --new to start another run")
     reporter.show_result(recipe, state)
     if is_whole:
-        files = plan_files(recipe)
         models = find_trainer(recipe).models
-        hand_on(folder, recipe, models, files, steps, state, reporter.say)
+        hand_on(folder, recipe, models, state, lambda: plan_files(recipe), reporter.say)
     return state
 
 
@@ -219,10 +218,10 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
         ensure_snapshot(run, path)
     state = run.journal.state()
     run.reporter.show_result(run.setting.recipe, state)
-    models, steps = run.setting.trainer.models, plan_steps(run.setting.recipe)
-    if is_finished(run.setting.recipe, steps, state):
-        folder = run.path(run.folder)
-        hand_on(folder, run.setting.recipe, models, run.plan.files, steps, state, run.reporter.say)
+    recipe = run.setting.recipe
+    if is_finished(recipe, plan_steps(recipe), state):
+        models, folder = run.setting.trainer.models, run.path(run.folder)
+        hand_on(folder, recipe, models, state, lambda: run.plan.files, run.reporter.say)
     return state
 
 

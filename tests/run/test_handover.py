@@ -22,7 +22,9 @@ def run_once(folder: Path, files: dict[str, str] | None = None, sha256: str = "a
     done = SimpleNamespace(phase=phase, snapshot=f"runs/{folder.name}/last.caffemodel", sha256=sha256)
     state: Any = SimpleNamespace(finished={phase: done}, evaluations={phase: {"top-1": 0.5}})
     models = find_trainer(RECIPE).models
-    hand_on(folder, RECIPE, models, plan_files(RECIPE) if files is None else files, steps, state, said.append)
+    hand_on(
+        folder, RECIPE, models, state, lambda: plan_files(RECIPE) if files is None else files, said.append
+    )
     return said
 
 
