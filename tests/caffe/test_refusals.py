@@ -39,7 +39,7 @@ def test_nets_that_caffe_runs_are_accepted(text: str) -> None:
 
 def test_an_unknown_engine_stops_the_types_that_read_theirs_and_no_others() -> None:
     engines = {name: entry.block for name, entry in LAYER_TYPES.items() if entry.has_engine}
-    assert len(engines) == 13
+    assert len(engines) == 15
     for type_, block in engines.items():
         assert rules_of(f'type: "{type_}" engine: "FOO"') == ["engine-unknown"]
         assert rules_of(f'type: "{type_}"', net_engine="FOO") == ["engine-unknown"]

@@ -152,13 +152,13 @@ def test_images_one_after_the_other_are_converted_in_the_same_memory(tmp_path: P
     (tmp_path / "a.jpg").write_bytes(encode(".jpg", 375, 500))
     call = (
         "import pathlib, resource, sys\n"
-        "from caffe_recipes.data.convert import convert, keep_freed_memory\n"
-        "from caffe_recipes.data.images import Settings\n"
+        "from caffe_recipes.data.convert import convert_image, keep_freed_memory\n"
+        "from caffe_recipes.data.images import ConversionSettings\n"
         "data = pathlib.Path(sys.argv[1]).read_bytes()\n"
         "keep_freed_memory()\n"
         "for index in range(20):\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "    convert(data, 'a.jpg', 0, Settings(256, 256))\n"
+        "    convert_image(data, 'a.jpg', 0, ConversionSettings(256, 256))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
     )
     # In a separate process, because memory freed by this one matters. An image's pixels have 138 pages.

@@ -24,13 +24,13 @@ MAIN = "from caffe_recipes.cli.main import main; main()"
 # Progress as a run shows it: the phase changes, numbers get longer, and what was unknown becomes known.
 LIVE = """
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.trainer_log import Progress
+from caffe_recipes.run.trainer_log import PhaseProgress
 phases, reporter = {"init": 7800, "cyc1": 3750, "cyc2": 9, "cyc3": 9, "collapse": 9}, Reporter()
-reporter.show_progress(Progress("init", 0, 7800, None, 6.9, None, None, None, phases))
-reporter.show_progress(Progress("init", 40, 7800, 0.0001234, 6.5, 980.0, 59.0, 61.0, phases))
-reporter.show_progress(Progress("init", 7760, 7800, None, 0.00048713, 6301.2, 3599.0, 36000.0, phases))
+reporter.show_progress(PhaseProgress("init", 0, 7800, None, 6.9, None, None, None, phases))
+reporter.show_progress(PhaseProgress("init", 40, 7800, 0.0001234, 6.5, 980.0, 59.0, 61.0, phases))
+reporter.show_progress(PhaseProgress("init", 7760, 7800, None, 0.00048713, 6301.2, 3599.0, 36000.0, phases))
 reporter.say_above_progress("init: finished")
-reporter.show_progress(Progress("cyc1", 1240, 3750, 0.4567891, 2.3456, 16301.2, 5.0, 10.0, phases))
+reporter.show_progress(PhaseProgress("cyc1", 1240, 3750, 0.4567891, 2.3456, 16301.2, 5.0, 10.0, phases))
 reporter.end_progress()
 """
 
