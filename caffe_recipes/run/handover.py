@@ -29,7 +29,9 @@ def hand_on(
     files: Callable[[], Mapping[str, str]],
     say: Callable[[str], None],
 ) -> None:
-    """Write the model of a finished run into `folder`/model, unless it is there; `say` gets one line.
+    """Write the model of a finished run into `folder`/model, unless it is there.
+
+    `say` gets a line if that fails: the lines of a run that `attach` repeats are those of its journal.
 
     It is that of the last main phase that no other phase starts from. `files` returns those of the run's
     plan, which may need the recipe's own code.
@@ -55,8 +57,6 @@ def hand_on(
     except (CaffeRecipesError, OSError, ValueError) as error:
         reason = error.without_hint if isinstance(error, CaffeRecipesError) else str(error)
         say(f"no model was put into {folder.name}/model: {reason}")
-    else:
-        say(f"model to hand on: {folder.name}/model (caffe-recipes classify {folder.name} IMAGE...)")
 
 
 def is_handed_on(model: Path, sha256: str) -> bool:
