@@ -197,3 +197,17 @@ def escaped_error(where: str, error: Exception) -> RunFailed:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     hint = f"please report it, with the prototxts ({Path(frame.filename).name}, line {frame.lineno})"
     return RunFailed(where, text, hint)
+
+
+def describe_setback(error: Exception) -> str:
+    """Return the reason of a failure that stops nothing, as one line without a hint.
+
+    >>> describe_setback(OSError(errno.EACCES, os.strerror(errno.EACCES), "runs/a-1/model"))
+    'runs/a-1/model: Permission denied'
+    >>> describe_setback(InputError("net.prototxt", "has no loss", "add one"))
+    'net.prototxt: has no loss'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(map(str, filter(None, (error.filename, error.strerror))))
+    known = error if isinstance(error, CaffeRecipesError) else escaped_error("", error)
+    return known.without_hint

@@ -252,7 +252,7 @@ def test_a_comparison_of_launchers_is_seen(tmp_path: Path, text: str) -> None:
 TESTS = ROOT / "tests"
 # Tests of no one module: of scripts, of damaged files, and of the repository.
 BEHAVIOUR_FOLDERS = {"cluster/faults", "fuzz", "jobs"}
-BEHAVIOUR_NAMES = {"test_floors", "test_modifications", "test_security", "test_wheel"}
+BEHAVIOUR_NAMES = {"test_floors", "test_modifications", "test_security", "test_tensorboard", "test_wheel"}
 
 
 def mirrors(test: Path) -> bool:

@@ -117,14 +117,22 @@ def diff(
 
 
 def _are_runs(sides: tuple[str, ...]) -> bool:
-    """Return whether there are two sides, each the folder of a run or the name of one."""
+    """Return whether there are two sides, each the folder of a run or the name of one.
+
+    Raises InputError if only one is.
+    """
     places = [(side, os.path.join(_root(), "runs", side)) for side in sides]  # noqa: PTH118
     # Path.is_dir raises if a name is too long.
-    if len(sides) != 2 or not all(any(map(os.path.isdir, both)) for both in places):
+    found = [any(map(os.path.isdir, both)) for both in places]
+    if len(sides) != 2 or not any(found):
         return False
     from caffe_recipes.run.monitor.curves import is_run  # slow, and needed only for runs
 
-    return all(is_run(side, _root()) for side in sides)
+    runs = [is_run(side, _root()) for side in sides]
+    if any(runs) and not all(runs):
+        run, other = sorted(sides, key=lambda side: not runs[sides.index(side)])
+        raise InputError(other, f"is not a run, but {run} is", "compare two runs")
+    return all(runs)
 
 
 def _root() -> str:

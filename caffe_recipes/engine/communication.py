@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -102,16 +103,16 @@ class Ranks:
         """Abort the other ranks too, since they may be waiting for this one."""
 
 
-class JoinedRanks(Ranks):
+class JoinedRanks(Ranks, ABC):
     """Several ranks, which gather texts in a way that a subclass implements, and tensors through gloo."""
 
+    @abstractmethod
     def gather(self, text: str) -> list[str]:
         """Return the texts of all ranks, in rank order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def make_store(self) -> Store:
         """Return the store through which gloo's ranks exchange their addresses."""
-        raise NotImplementedError
 
     def raise_if_any_failed(self, failure: CaffeRecipesError | None) -> None:
         """Raise AgreedFailure on all ranks if any rank has a failure, with that of the lowest rank."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from caffe_recipes.caffe.model_folder import WEIGHTS, load_model
-from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.errors import InputError, describe_setback
 from caffe_recipes.files.atomic_writes import name_beside, write_whole
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.events import RunState
@@ -31,10 +31,9 @@ def hand_on(
 ) -> None:
     """Write the model of a finished run into `folder`/model, unless it is there.
 
-    `say` gets a line if that fails: the lines of a run that `attach` repeats are those of its journal.
-
     It is that of the last main phase that no other phase starts from. `files` returns those of the run's
-    plan, which may need the recipe's own code.
+    plan, which may need the recipe's own code. `say` gets a line only if that fails, as `attach`, which
+    repeats the journal, cannot show it.
     """
     steps = plan_steps(recipe)
     last = [step for step in steps if step.is_end and step.is_main] or list(steps)
@@ -54,9 +53,8 @@ def hand_on(
         model.mkdir(exist_ok=True)
         _link(source, model / WEIGHTS)
         write_whole({model / name: data for name, data in made.items()}, is_synced=True)
-    except (CaffeRecipesError, OSError, ValueError) as error:
-        reason = error.without_hint if isinstance(error, CaffeRecipesError) else str(error)
-        say(f"no model was put into {folder.name}/model: {reason}")
+    except Exception as error:
+        say(f"no model was put into {folder.name}/model: {describe_setback(error)}")
 
 
 def is_handed_on(model: Path, sha256: str) -> bool:

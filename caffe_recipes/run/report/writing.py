@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from caffe_recipes.errors import InputError, describe_setback, hint_for
 from caffe_recipes.files.atomic_writes import write_whole
 from caffe_recipes.run.report.contents import load_contents
 from caffe_recipes.run.report.page import render_report
@@ -17,10 +18,14 @@ _MOST_LOG_BYTES = 2 << 20
 def write_report(names: Sequence[str], out: Path, root: str, hidden: Collection[str] = ()) -> tuple[str, ...]:
     """Write the report of a few runs; return what could not be read, a line for each.
 
-    Raises InputError if there is no such run, and OSError if the file cannot be written.
+    Raises InputError for a name that is not that of a run, or if the file cannot be written.
     """
     runs = [load_contents(name, root) for name in names]
-    write_whole({out: render_report(runs, hidden).encode()})
+    try:
+        write_whole({out: render_report(runs, hidden).encode()})
+    except OSError as error:
+        hint = hint_for(error, "check its folder")
+        raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
     return tuple(f"{run.name}: {line}" for run in runs for line in run.unread)
 
 
@@ -35,5 +40,5 @@ def write_own_report(folder: Path, root: Path, hidden: Collection[str] = ()) -> 
             return f"its logs are large; write it with `caffe-recipes report {folder.name} -o report.html`"
         write_report([str(folder)], folder / REPORT, str(root), hidden)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return describe_setback(error)
     return ""

@@ -86,3 +86,9 @@ def test_two_runs_differ_in_their_recipes_and_results(root: Path) -> None:
     ]
     found = json.loads(call_main("diff", "small-1", "small-1", "--json", cwd=root).stdout)
     assert (found["equal"], [run["top1"] for run in found["results"]]) == (True, [0.75, 0.75])
+
+
+def test_a_run_is_not_compared_with_what_is_none(root: Path) -> None:
+    done = call_main("diff", "small-1", "small", cwd=root)
+    line = "Error: small: is not a run, but small-1 is; compare two runs\n"
+    assert (done.returncode, done.stderr) == (2, line)
