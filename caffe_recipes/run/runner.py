@@ -20,7 +20,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.cluster.slurm.this_job import this_job
 from caffe_recipes.cluster.slurm.waiting import ask_slurm
-from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed
+from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed, describe_setback
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.branches import BranchPlan, BranchThreads, on_hosts, plan_branches
 from caffe_recipes.run.choices import choose_for_machine
@@ -227,14 +227,18 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
 
 def _report(run: Run) -> None:
     """Write the run's report, unless its folder is lost; a signal ends only the writing."""
-    from caffe_recipes.run.report.writing import REPORT, write_own_report  # here: not at the start of a run
-
     hidden = run.setting.profile.launcher.environment.values()
     with suppress(Interrupted):
-        if run.journal.still_exists():
+        if not run.journal.still_exists():
+            return
+        try:  # here, not at the start of a run, since when caffe-recipes may have been replaced
+            from caffe_recipes.run.report.writing import write_own_report
+
             reason = write_own_report(run.path(run.folder), run.setting.root, hidden)
-            if reason:
-                run.reporter.say(f"{run.folder}/{REPORT} was not written: {reason}")
+        except Exception as error:
+            reason = describe_setback(error)
+        if reason:
+            run.reporter.say(f"the report of {run.folder} was not written: {reason}")
 
 
 def _closing(connect: Connect, stack: ExitStack) -> Connect:

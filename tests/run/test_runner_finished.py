@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,3 +63,11 @@ def test_a_possible_location_of_a_lost_snapshot_is_named(place: Place) -> None:
         place.run()
     kept.write_bytes((place.root / "tmp/small_init_iter_8.caffemodel").read_bytes())
     assert place.run().outputs
+
+
+def test_a_run_whose_program_was_replaced_before_its_report_finishes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "caffe_recipes.run.report.writing", None)
+    assert place.run().outputs
+    assert "the report of runs/small-1 was not written: " in place.output.getvalue()

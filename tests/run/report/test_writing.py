@@ -19,7 +19,7 @@ def test_a_run_writes_its_report_at_its_end(place: Place) -> None:
 def test_what_goes_wrong_is_returned_and_not_raised(place: Place) -> None:
     folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
     (folder / REPORT).mkdir()
-    assert "s a directory" in write_own_report(folder, place.root).lower().replace("isa", "is a ")
+    assert write_own_report(folder, place.root).endswith("cannot be written: Is a directory")
     (folder / REPORT).rmdir()
     (folder / "recipe.json").write_text('{"format": 1}')
     assert "is not the recipe of a run" in write_own_report(folder, place.root)
