@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from caffe_recipes.api import diff, lint, read_log, runs
+    from caffe_recipes.api import diff, lint, read_log, runs, torch_module
     from caffe_recipes.recipe.model import Recipe
     from caffe_recipes.recipe.source import load_recipe
     from caffe_recipes.render.tree import generate
@@ -27,8 +27,9 @@ _HOME = {
     "load_recipe": "caffe_recipes.recipe.source",
     "read_log": "caffe_recipes.api",
     "runs": "caffe_recipes.api",
+    "torch_module": "caffe_recipes.api",
 }
-__all__ = ["Recipe", "diff", "generate", "lint", "load_recipe", "read_log", "runs"]
+__all__ = ["Recipe", "diff", "generate", "lint", "load_recipe", "read_log", "runs", "torch_module"]
 
 
 def __dir__() -> list[str]:

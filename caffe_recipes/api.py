@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.measurements import Measurement
+    from caffe_recipes.engine.module import CaffeModule
     from caffe_recipes.review.diff.changes import Comparison
     from caffe_recipes.review.lint.findings import Finding
     from caffe_recipes.run.monitor.summary import RunSummary
@@ -56,3 +57,18 @@ def runs(*names: str, root: str | Path = ".", on: str | None = None) -> list[Run
     from caffe_recipes.run.monitor.summary import summarize_runs
 
     return summarize_runs(names, StatusOptions(str(root), on))
+
+
+def torch_module(net: str | Path, weights: str | Path) -> CaffeModule:
+    """Return a deploy net with the weights of a caffemodel as a `torch.nn.Module`, in eval mode.
+
+    Called with a tensor for each input, it returns the output, or a dict of the outputs if there are several;
+    the batch may have any size. Its `state_dict` has the names that `caffe-recipes export` writes. Raises
+    InputError if PyTorch is missing, or if the net and the weights do not fit.
+    """
+    from caffe_recipes.engine.packages import require_packages
+
+    require_packages("torch_module", "torch", "cv2")
+    from caffe_recipes.engine.module import load_module
+
+    return load_module(net, weights)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from caffe_recipes.caffe.model_folder import DEPLOY, WEIGHTS, find_model, load_m
 from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import PATH, RUN, Whole, examples
 from caffe_recipes.cli.streams import echo
-from caffe_recipes.errors import InputError
+from caffe_recipes.engine.packages import require_packages
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.model_folder import ModelDescription
@@ -53,10 +52,7 @@ def classify(model: str, images: tuple[Path, ...], caffe_root: str, top: int, as
 
 
 def _load(folder: Path, model: ModelDescription) -> Predictor:
-    for module, name in (("torch", "PyTorch"), ("cv2", "OpenCV")):
-        if find_spec(module) is None:
-            what = f"needs {name}, which is not installed"
-            raise InputError("classify", what, "pip install 'caffe-recipes[engine]'")
+    require_packages("classify", "torch", "cv2")
     from caffe_recipes.engine.predictor import Predictor
 
     return Predictor(folder / DEPLOY, folder / WEIGHTS, model.transform_of(folder))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -466,14 +466,26 @@ class RunnableNet:
         made = [self._run(node, [], node.blobs) for node in sources]
         self.read_s += time.perf_counter() - start_s
         read = [[top.to(device, non_blocking=True) for top in tops] for tops in made]
+        self.fit(zip(sources, read, strict=True))
+        return read
+
+    def fit(self, read: Iterable[tuple[LayerNode, Sequence[Tensor]]]) -> None:
+        """Set up the layers again if the tops of a data layer, paired with it, have other shapes than before.
+
+        Raises DataError if the net does not take them.
+        """
         changed = None
-        for node, tops in zip(sources, read, strict=True):
+        for node, tops in read:
             for index, top in zip(node.tops, tops, strict=True):
                 if self._shapes[index] != tuple(top.shape):
                     self._shapes[index], changed = tuple(top.shape), node
         if changed is not None:
             self._reshape(changed)
-        return read
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """The calls of a forward pass, in order."""
+        return self._calls
 
     def _source_shapes(self) -> tuple[TensorShape, ...]:
         return tuple(self._shapes[index] for node in self.nodes if node.source for index in node.tops)

@@ -10,15 +10,9 @@ from random import Random
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.weights import load_weights
-from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.net import RunnableNet
-from caffe_recipes.engine.operators.data import DataContext
-from caffe_recipes.engine.settings import load_net
-from caffe_recipes.engine.snapshot import check_complete, copy_weights
+from caffe_recipes.engine.module import load_module
 from caffe_recipes.engine.transform import Transform, decode_datum, match_caffe_opencv
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files.bounded_reads import load_within
@@ -30,32 +24,27 @@ class Predictor:
     """A deploy net with its weights. Raises InputError for one that is not a classifier of images."""
 
     def __init__(self, deploy: Path, weights: Path, transform: pb.TransformationParameter) -> None:
-        quiet = Log(enabled=False)
-        net = load_net(str(deploy))
-        net.state.phase = pb.TEST
         self._transform_param = pb.TransformationParameter()
         self._transform_param.CopyFrom(transform)
         self._transform_param.ClearField("mirror")  # Caffe mirrors at random in TEST, too
         self._transform = Transform(self._transform_param, pb.TEST)
-        self._net = RunnableNet(net, str(deploy), DataContext(0, 1, 0, 0, quiet), torch.Generator())
-        loaded = copy_weights(self._net, load_weights(weights), str(weights), quiet)
-        check_complete(self._net, {str(weights): loaded}, "give the weights of this net")
-        self._inputs = [node for node in self._net.nodes if node.source is not None]
-        if len(self._inputs) != 1 or len(self._inputs[0].tops) != 1:
-            what = f"has {len(self._inputs)} inputs"
+        self.module = load_module(deploy, weights)
+        if len(self.module.input_names) != 1:
+            what = f"has {len(self.module.input_names)} inputs"
             raise InputError(str(deploy), what, "give a net that predicts from one image")
-        self._output = self._find_output()
+        self._output = self._find_output(str(deploy))
 
-    def _find_output(self) -> int:
+    def _find_output(self, path: str) -> str:
         """Return the output with one score for each class: the first softmax, or else the only output."""
-        used = {one for node in self._net.nodes for one in node.bottoms}
-        ends = [node for node in self._net.nodes if node.tops and not used.intersection(node.tops)]
-        best = [node for node in ends if node.param.type == "Softmax"] or ends
-        shape = self._net.shape(best[0].tops[0]) if best else ()
+        module = self.module
+        shapes = dict(zip(module.output_names, module.output_shapes, strict=True))
+        types = {top: node.param.type for node in module.net.nodes for top in node.param.top}
+        best = [name for name in shapes if types[name] == "Softmax"] or list(shapes)
+        shape = shapes[best[0]]
         if len(best) != 1 or len(shape) < 2 or math.prod(shape[2:]) != 1:
             what = "does not predict one score for each class of an image"
-            raise InputError(self._net.path, what, "derive a net with caffe-recipes deploy --loss LAYER")
-        return best[0].tops[0]
+            raise InputError(path, what, "derive a net with caffe-recipes deploy --loss LAYER")
+        return best[0]
 
     def prepare(self, image: Path) -> ImageValues:
         """Return the pixels of an image file as the net takes them: channels x height x width.
@@ -63,7 +52,7 @@ class Predictor:
         Raises DataError if the file is not an image, or does not have the size that the net takes.
         """
         datum = pb.Datum(encoded=True, data=load_within(image, "record-bytes", DataError, "give an image"))
-        wanted = self._net.shape(self._inputs[0].tops[0])[1:]
+        wanted = self.module.input_shapes[0][1:]
         param = pb.TransformationParameter()
         param.CopyFrom(self._transform_param)
         if not (param.force_color or param.force_gray):  # files of users may be grey or have transparency
@@ -83,12 +72,6 @@ class Predictor:
     @torch.no_grad()
     def predict(self, images: Sequence[ImageValues]) -> ImageValues:
         """Return the scores of prepared images, one row each."""
-        batch = torch.from_numpy(np.stack(images))
-
-        def feed(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-            return [batch]
-
-        self._inputs[0].forward = feed
-        self._net.forward()
-        scores: ImageValues = self._net.value(self._output).flatten(1).numpy()
+        made = self.module(torch.from_numpy(np.stack(images)))
+        scores: ImageValues = (made[self._output] if isinstance(made, dict) else made).flatten(1).numpy()
         return scores

@@ -135,7 +135,7 @@ class LayerType:
     The shapes: `shapes` infers the tops and the learned blobs from the bottoms, and `source` the tops of a
     data layer. Where `shapes` is known, it takes from `bottoms[0]` to `bottoms[1]` bottoms, and makes at
     least `min_tops(layer)` tops if it has any. It learns at most `learned` blobs; `fillers` gives the filler
-    of each, and None is all zeros.
+    of each, and None is all zeros. `blob_names` are the names of its blobs in PyTorch's manner.
 
     The checks of its LayerSetUp: `refuses`. If one of `zeroing_fields` is 0, its output ignores its input.
 
@@ -171,6 +171,7 @@ class LayerType:
     min_tops: Callable[[pb.LayerParameter], int] = lambda layer: 1
     learned: int = 0
     fillers: Callable[[pb.LayerParameter], list[pb.FillerParameter]] | None = None
+    blob_names: Callable[[pb.LayerParameter], tuple[str, ...]] = lambda layer: ("weight", "bias")
     refuses: tuple[RefusalCheck, ...] = ()
     zeroing_fields: tuple[str, ...] = ()
     in_place: bool = False

@@ -69,6 +69,7 @@ TYPES = (
         shapes=_batch_norm,
         # Two of them in an engine that also learns scale and shift, whose `filler` the plain engine ignores.
         learned=5,
+        blob_names=lambda layer: ("running_mean", "running_var", "factor", "weight", "bias"),
         refuses=(
             Bound(
                 "batch_norm_param.eps",

@@ -86,6 +86,14 @@ def _rnn_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
     return [*_lstm_fillers(layer), layer.recurrent_param.weight_filler, layer.recurrent_param.bias_filler]
 
 
+def _lstm_blobs(layer: pb.LayerParameter) -> tuple[str, ...]:
+    return ("weight_x", "bias", *["weight_static"] * has_static_input(layer), "weight_h")
+
+
+def _rnn_blobs(layer: pb.LayerParameter) -> tuple[str, ...]:
+    return (*_lstm_blobs(layer), "weight_o", "bias_o")
+
+
 def _count_exposed(layer: pb.LayerParameter) -> int:
     return _STATES[layer.type] * layer.recurrent_param.expose_hidden
 
@@ -107,6 +115,7 @@ _LSTM = LayerType(
     min_tops=lambda layer: 1 + _count_exposed(layer),
     learned=4,
     fillers=_lstm_fillers,
+    blob_names=_lstm_blobs,
     no_backward=(1,),
     multiply_adds=_multiply_adds,
     details=lambda layer: str(layer.recurrent_param.num_output),
@@ -115,6 +124,14 @@ _LSTM = LayerType(
 
 TYPES = (
     _LSTM,
-    replace(_LSTM, name="RNN", shapes=_rnn, bottoms=(2, 4), learned=6, fillers=_rnn_fillers),
+    replace(
+        _LSTM,
+        name="RNN",
+        shapes=_rnn,
+        bottoms=(2, 4),
+        learned=6,
+        fillers=_rnn_fillers,
+        blob_names=_rnn_blobs,
+    ),
     LayerType("LSTMUnit", shapes=_lstm_unit, bottoms=(3, 3), min_tops=lambda layer: 2, no_backward=(2,)),
 )

@@ -1,0 +1,131 @@
+"""A deploy net with its weights as a module of PyTorch; the state dict names blobs by layer and role."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.shapes import stats_images
+from caffe_recipes.caffe.weights import load_weights
+from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.net import Call, LayerNode, RunnableNet
+from caffe_recipes.engine.operators.data import DataContext
+from caffe_recipes.engine.operators.operator import TensorShape
+from caffe_recipes.engine.settings import load_net
+from caffe_recipes.engine.snapshot import check_complete, copy_weights
+from caffe_recipes.errors import DataError, InputError
+
+_Slot = tuple[nn.Module, str]  # the module of a layer, and the name of one of its blobs
+
+
+class CaffeModule(nn.Module):
+    """A net in phase TEST: its inputs are those of its Input layers, in order, of any batch size.
+
+    It returns the blob that no layer reads, or a dict of them by name if there are several. The state dict
+    has the weights by layer and role, such as `conv1.weight`; a BatchNorm has `running_mean` and
+    `running_var`, divided by Caffe's factor. `train()` changes nothing: dropout and statistics stay as in
+    TEST.
+    """
+
+    def __init__(self, net: RunnableNet) -> None:
+        """Take over a net that is set up and filled. Raises InputError for one that reads data itself."""
+        super().__init__()
+        self.net = net
+        self._sources = [node for node in net.nodes if node.source is not None]
+        if other := [node.param for node in self._sources if node.param.type != "Input"]:
+            what = f"layer '{other[0].name}' ({other[0].type}) reads its data itself"
+            raise InputError(net.path, what, "derive a net with caffe-recipes deploy")
+        names = {
+            index: name for node in net.nodes for index, name in zip(node.tops, node.param.top, strict=False)
+        }
+        self._inputs = [index for node in self._sources for index in node.tops]
+        self._outputs = sorted(output.index for output in net.outputs)
+        if not self._inputs or not self._outputs:
+            lacks = "output" if self._inputs else "input"
+            raise InputError(net.path, f"has no {lacks}", "give a net with an Input layer and a prediction")
+        self.input_names = tuple(names[index] for index in self._inputs)
+        self.output_names = tuple(names[index] for index in self._outputs)
+        slots: dict[int, _Slot] = {}
+        with torch.no_grad():
+            for node in net.nodes:
+                self._register(node, slots)
+        self._calls: list[tuple[Call, list[_Slot | None]]] = [
+            (call, [slots.get(id(blob)) for blob in call.blobs]) for call in net.calls
+        ]
+        self.eval()
+
+    @property
+    def input_shapes(self) -> list[TensorShape]:
+        """The shapes that the net was last set up for."""
+        return [self.net.shape(index) for index in self._inputs]
+
+    @property
+    def output_shapes(self) -> list[TensorShape]:
+        """The shapes of the outputs, for inputs of `input_shapes`."""
+        return [self.net.shape(index) for index in self._outputs]
+
+    def _register(self, node: LayerNode, slots: dict[int, _Slot]) -> None:
+        """Register the blobs of a layer, and note the place of each; the factor of a BatchNorm has none."""
+        if not node.blobs:
+            return
+        holder: nn.Module = self
+        for part in node.param.name.split("."):  # not add_module, which refuses names such as `type`
+            holder = holder._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
+        is_norm = node.param.type == "BatchNorm"
+        factor = 1 / node.blobs[2] if is_norm and node.blobs[2].any() else None
+        names = type_of(node.param).blob_names(node.param)
+        for blob, name in zip(node.blobs, names, strict=False):
+            if name == "factor":
+                continue
+            if name.startswith("running"):
+                holder.register_buffer(name, blob if factor is None else blob * factor)
+            else:
+                shared = slots.get(id(blob))
+                holder.register_parameter(name, getattr(*shared) if shared else nn.Parameter(blob))
+            slots[id(blob)] = holder, name
+
+    def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return the output, or several by name. Raises DataError for inputs of a shape that does not fit."""
+        if len(inputs) != len(self._inputs):
+            raise TypeError(f"takes {len(self._inputs)} tensors ({', '.join(self.input_names)})")
+        given = dict(zip(self._inputs, inputs, strict=True))
+        try:
+            self.net.fit((node, [given[index] for index in node.tops]) for node in self._sources)
+        except DataError as error:
+            raise error.reworded(hint="give inputs of the sizes that the net takes") from None
+        values = dict(given)
+        for call, slots in self._calls:
+            if call.node.source is None:
+                xs = [values[index] for index in call.node.bottoms]
+                tops = call.node.forward(xs, self._blobs(call, slots, inputs[0]))
+                values.update(zip(call.tops, tops, strict=True))
+        made = {name: values[index] for name, index in zip(self.output_names, self._outputs, strict=True)}
+        return made if len(made) > 1 else made[self.output_names[0]]
+
+    def _blobs(self, call: Call, slots: Sequence[_Slot | None], like: Tensor) -> list[Tensor]:
+        """Return the blobs of a call as the engine takes them; the sums of a BatchNorm have the factor 1."""
+        blobs: list[Tensor] = [like.new_ones(1) if slot is None else getattr(*slot) for slot in slots]
+        param = call.node.param
+        if param.type == "BatchNorm" and stats_images(param, pb.TEST) is not None:
+            blobs[:3] = [blob.clone() for blob in blobs[:3]]  # each pass changes these sums
+        if call.shapes:
+            blobs = [blob.reshape(shape) for blob, shape in zip(blobs, call.shapes, strict=True)]
+        return blobs
+
+
+def load_module(net: str | Path, weights: str | Path) -> CaffeModule:
+    """Return the deploy net in a file with the weights of a caffemodel, in phase TEST.
+
+    Raises PrototxtError, InputError or WeightsError.
+    """
+    param, quiet = load_net(str(net)), Log(enabled=False)
+    param.state.phase = pb.TEST
+    made = RunnableNet(param, str(net), DataContext(0, 1, 0, 0, quiet), torch.Generator())
+    loaded = copy_weights(made, load_weights(weights), str(weights), quiet)
+    check_complete(made, {str(weights): loaded}, "give the weights of this net")
+    return CaffeModule(made)

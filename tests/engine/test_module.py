@@ -1,0 +1,166 @@
+"""A module computes what the net of phase TEST computes, on any batch, from a state dict with plain names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from google.protobuf import text_format
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.caffe.weights import save_message
+from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.module import load_module
+from caffe_recipes.engine.net import RunnableNet
+from caffe_recipes.engine.operators.data import DataContext
+from caffe_recipes.engine.snapshot import copy_weights
+from caffe_recipes.errors import DataError, InputError
+
+NET = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 6 dim: 6 } } }
+layer { name: "conv.1" type: "Convolution" bottom: "data" top: "a"
+  convolution_param { num_output: 4 kernel_size: 3 bias_term: false } }
+layer { name: "type" type: "BatchNorm" bottom: "a" top: "a" }
+layer { name: "scale/1" type: "Scale" bottom: "a" top: "a" scale_param { bias_term: true } }
+layer { name: "relu" type: "ReLU" bottom: "a" top: "a" }
+layer { name: "slope" type: "PReLU" bottom: "a" top: "b" }
+layer { name: "drop" type: "Dropout" bottom: "b" top: "b" }
+layer { name: "fc" type: "InnerProduct" bottom: "b" top: "fc" inner_product_param { num_output: 5 } }
+layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }
+"""
+NAMES = {
+    "conv.1.weight": (4, 3, 3, 3),
+    "type.running_mean": (4,),
+    "type.running_var": (4,),
+    "scale/1.weight": (4,),
+    "scale/1.bias": (4,),
+    "slope.weight": (4,),
+    "fc.weight": (5, 64),
+    "fc.bias": (5,),
+}
+
+
+def parse_net(text: str) -> pb.NetParameter:
+    net = text_format.Parse(text, pb.NetParameter())
+    net.state.phase = pb.TEST
+    return net
+
+
+def random_weights(net: pb.NetParameter, seed: int = 0) -> pb.NetParameter:
+    """Return positive values for each blob of a net, since some are variances."""
+    random = np.random.default_rng(seed)
+    weights = pb.NetParameter()
+    for one in infer_shapes(net, pb.TEST).layers:
+        layer = weights.layer.add(name=one.layer.name, type=one.layer.type)
+        for shape in one.learned or ():
+            dims = [dim or 1 for dim in shape]
+            values = random.uniform(0.1, 1.0, dims) * (random.choice([-1, 1], dims) if len(dims) > 1 else 1)
+            layer.blobs.add(shape=pb.BlobShape(dim=dims), data=(values / max(1, dims[-1])).ravel().tolist())
+    return weights
+
+
+def write_net(folder: Path, text: str, seed: int = 0) -> tuple[Path, Path]:
+    paths = folder / "deploy.prototxt", folder / "w.caffemodel"
+    paths[0].write_text(text)
+    save_message(random_weights(parse_net(text), seed), paths[1])
+    return paths
+
+
+def run_net(text: str, x: torch.Tensor, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return the outputs of the engine's own net, in which BatchNorm divides by its factor."""
+    param = parse_net(text)
+    net = RunnableNet(param, "n", DataContext(0, 1, 0, 0, Log(enabled=False)), torch.Generator())
+    copy_weights(net, random_weights(param, seed), "w", Log(enabled=False))
+    net.nodes[0].forward = lambda xs, blobs: [x]
+    net.forward()
+    return {output.name: net.value(output.index) for output in net.outputs}
+
+
+def test_any_batch_gives_the_outputs_of_the_net(tmp_path: Path) -> None:
+    module = load_module(*write_net(tmp_path, NET))
+    assert not module.training
+    assert (module.input_names, module.output_names) == (("data",), ("prob",))
+    for batch in (1, 3):
+        x = torch.randn(batch, 3, 6, 6)
+        kept = x.clone()
+        torch.testing.assert_close(module(x), run_net(NET, x)["prob"])
+        assert torch.equal(x, kept)
+    module.train()
+    x = torch.randn(2, 3, 6, 6)
+    torch.testing.assert_close(module(x), run_net(NET, x)["prob"])
+
+
+def test_the_state_dict_is_named_by_layer_and_role_and_can_be_loaded(tmp_path: Path) -> None:
+    module = load_module(*write_net(tmp_path, NET))
+    state = module.state_dict()
+    assert {name: tuple(values.shape) for name, values in state.items()} == NAMES
+    other = load_module(*write_net(tmp_path, NET, seed=1))
+    x = torch.randn(2, 3, 6, 6)
+    assert not torch.allclose(other(x), module(x))
+    other.load_state_dict(state)
+    assert torch.equal(other(x), module(x))
+    doubled = module.double()
+    assert doubled(x.double()).dtype == torch.float64
+
+
+def test_gradients_reach_the_weights_and_the_input(tmp_path: Path) -> None:
+    module = load_module(*write_net(tmp_path, NET))
+    x = torch.randn(1, 3, 6, 6, requires_grad=True)
+    module(x)[0, 1].backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+    assert x.grad is not None
+
+
+def test_several_inputs_and_outputs_go_by_their_names(tmp_path: Path) -> None:
+    two = """layer { name: "in" type: "Input" top: "x" top: "y" input_param { shape { dim: 2 dim: 3 } } }
+    layer { name: "s" type: "Eltwise" bottom: "x" bottom: "y" top: "sum" }
+    layer { name: "t" type: "TanH" bottom: "x" top: "t" }
+    layer { name: "w" type: "Bias" bottom: "x" top: "w" }"""
+    module = load_module(*write_net(tmp_path, two))
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    made = module(x, y)
+    assert list(made) == ["sum", "t", "w"]
+    torch.testing.assert_close(made["sum"], x + y)
+    torch.testing.assert_close(made["w"], x + module.state_dict()["w.bias"])
+    with pytest.raises(TypeError, match=r"takes 2 tensors \(x, y\)"):
+        module(x)
+
+
+def test_layers_that_share_a_blob_share_a_parameter(tmp_path: Path) -> None:
+    shared = """layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 } } }
+    layer { name: "a" type: "InnerProduct" bottom: "x" top: "a" param { name: "w" }
+      inner_product_param { num_output: 3 bias_term: false } }
+    layer { name: "b" type: "InnerProduct" bottom: "a" top: "b" param { name: "w" }
+      inner_product_param { num_output: 3 bias_term: false } }"""
+    module = load_module(*write_net(tmp_path, shared))
+    assert sorted(module.state_dict()) == ["a.weight", "b.weight"]
+    assert len(list(module.parameters())) == 1
+    w, x = module.state_dict()["a.weight"], torch.randn(2, 3)
+    torch.testing.assert_close(module(x), x @ w.T @ w.T)
+
+
+def test_statistics_of_the_batch_do_not_change_the_running_ones(tmp_path: Path) -> None:
+    text = """layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
+    layer { name: "bn" type: "BatchNorm" bottom: "x" top: "y"
+      batch_norm_param { use_global_stats: false } }"""
+    module = load_module(*write_net(tmp_path, text))
+    before = {name: values.clone() for name, values in module.state_dict().items()}
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(module(x), run_net(text, x)["y"])
+    assert all(torch.equal(before[name], values) for name, values in module.state_dict().items())
+
+
+def test_images_of_another_size_and_nets_that_read_data_are_refused(tmp_path: Path) -> None:
+    module = load_module(*write_net(tmp_path, NET))
+    with pytest.raises(DataError, match="'fc' was set up for a different size; give inputs of the sizes"):
+        module(torch.randn(1, 3, 8, 8))
+    (tmp_path / "train.prototxt").write_text(
+        NET.replace('"Input"', '"DummyData"').replace("input_param", "dummy_data_param")
+    )
+    with pytest.raises(
+        InputError, match=r"layer 'data' \(DummyData\) reads its data itself; derive a net with"
+    ):
+        load_module(tmp_path / "train.prototxt", tmp_path / "w.caffemodel")
