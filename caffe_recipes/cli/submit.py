@@ -14,7 +14,7 @@ from caffe_recipes.cli.options import PATH, RECIPE, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, echo_rows
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.profiles import load_profile
-from caffe_recipes.cluster.slurm.jobs import parse_limit
+from caffe_recipes.cluster.slurm.times import parse_limit
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import load_any_recipe

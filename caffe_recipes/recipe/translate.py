@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from caffe_recipes.caffe.dialects import OURS, Dialect, find_counterpart, find_dialect
-from caffe_recipes.caffe.dialects.check import TITLES
+from caffe_recipes.caffe.dialects import OURS, TITLES, Dialect, find_counterpart, find_dialect
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe, SolverSettings
 from caffe_recipes.wording import describe_count, plural

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from caffe_recipes.caffe.dialects import OURS, Dialect, find_dialect
-from caffe_recipes.caffe.dialects.check import (
-    BATCH_SIZE,
-    DIFFERENCE_RULES,
-    DialectDifference,
-    check_message,
-)
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.translate import Part, find_inexact, translate, translation_error
 from caffe_recipes.render.prototxts import build_for, build_solver
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from caffe_recipes.caffe.dialects.check import DialectDifference
 
 # The key of the recipe that determines a field of its nets.
 _KEYS = {
@@ -57,7 +56,7 @@ def find_parts(recipe: AnyRecipe, dialect: str) -> list[Part]:
         for phase in translated.phases:
             parts += [
                 Part(phase.name, difference.name, difference.what)
-                for difference in _grave(check_message(build_solver(translated, phase), judge))
+                for difference in _find_grave(build_solver(translated, phase), judge)
             ]
     return list(dict.fromkeys([*parts, *_in_nets(recipe, judge)]))
 
@@ -66,7 +65,7 @@ def _in_nets(recipe: Recipe, judge: Dialect) -> Iterator[Part]:
     for net in recipe.nets:
         is_own_dialect = recipe.net.dialect == judge.name
         made = build_for(recipe, net, judge.name)
-        for difference in _grave(check_message(made, judge)):
+        for difference in _find_grave(made, judge):
             is_in_net = difference.name not in _KEYS or recipe.data.is_in_net
             if is_own_dialect and is_in_net and difference.rule == "dialect-meaning":
                 continue  # the net is written for that Caffe
@@ -77,11 +76,17 @@ def _in_nets(recipe: Recipe, judge: Dialect) -> Iterator[Part]:
             yield Part("", key, f"{difference.what}; {difference.write}")
 
 
-def _grave(differences: list[DialectDifference]) -> list[DialectDifference]:
+def _find_grave(message: Message, dialect: Dialect) -> list[DialectDifference]:
+    from caffe_recipes.caffe.dialects.check import (  # seldom needed
+        BATCH_SIZE,
+        DIFFERENCE_RULES,
+        check_message,
+    )
+
     # A recipe starts one process for each rank, so no process has several GPUs to divide a batch among.
     return [
         difference
-        for difference in differences
+        for difference in check_message(message, dialect)
         if DIFFERENCE_RULES[difference.rule].severity != "note" and difference.name != BATCH_SIZE
     ]
 

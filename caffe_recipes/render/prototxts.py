@@ -30,7 +30,6 @@ from caffe_recipes.recipe.graph import epochs_of, images_per_iter
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.recipe.net_keys import NetVariant, RandomAspectRatio
 from caffe_recipes.render.headers import above_net, above_solver, beside_fields, header_line, shared_lines
-from caffe_recipes.render.own_code import call_beside
 from caffe_recipes.wording import plural
 
 _OURS = {"name", "net", "weights", "weights_iter", "stop_iter", "comment", "reported"}
@@ -214,6 +213,8 @@ def load_own_net(recipe: Recipe) -> Document[pb.NetParameter]:
             for path in paths:
                 hidden.enter_context(hiding_foreign_text(path, recipe.folder))
             return convert_nets([load_lenient(path) for path in paths], recipe.net.dialect or OURS)
+    from caffe_recipes.render.own_code import call_beside
+
     name = recipe.net.function or ""
     where = f"{recipe.name}: net.function {name}"
     made = call_beside(recipe.folder, name, recipe.net, where)

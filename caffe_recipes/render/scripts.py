@@ -20,7 +20,7 @@ from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
 from caffe_recipes.cluster.launchers.hydra import FABRIC_OPTIONS, STRICT_SSH
 from caffe_recipes.cluster.launchers.launcher import RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.slurm.calls import SBATCH_UNSET
-from caffe_recipes.cluster.slurm.jobs import render_limit
+from caffe_recipes.cluster.slurm.times import render_limit
 from caffe_recipes.cluster.staging import Way
 from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.recipe.estimate import estimate_duration

@@ -18,7 +18,6 @@ from caffe_recipes.files.unified_diff import render_unified
 from caffe_recipes.quoting import is_quotable
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
-from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.render.prototxts import render_net, render_solver
 from caffe_recipes.render.scripts import render_jobs, render_run_script
 from caffe_recipes.trust import check_write
@@ -184,7 +183,7 @@ def generate(recipe: AnyRecipe) -> dict[str, str]:
     generates two files with the same path.
     """
     if not isinstance(recipe, Recipe):
-        return render_horovod(recipe) | render_jobs(recipe)
+        return _render_horovod(recipe) | render_jobs(recipe)
     files: dict[str, str] = {}
     for phase in recipe.phases:
         files[solver_file(recipe, phase.name)] = render_solver(recipe, phase)
@@ -196,7 +195,15 @@ def generate(recipe: AnyRecipe) -> dict[str, str]:
             )
         files[path] = render_net(recipe, net)
     files[f"jobs/{recipe.name}/run.sh"] = render_run_script(recipe)
-    return files | render_jobs(recipe) | render_horovod(recipe)
+    return files | render_jobs(recipe) | _render_horovod(recipe)
+
+
+def _render_horovod(recipe: AnyRecipe) -> dict[str, str]:
+    if recipe.tensorflow is None:
+        return {}
+    from caffe_recipes.render.horovod import render_horovod  # most recipes have no such run
+
+    return render_horovod(recipe)
 
 
 def solver_file(recipe: Recipe, phase: str) -> str:

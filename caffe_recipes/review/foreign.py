@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from caffe_recipes.caffe.dialects import field_dialects
-from caffe_recipes.caffe.dialects.check import TITLES
+from caffe_recipes.caffe.dialects import TITLES, field_dialects
 from caffe_recipes.caffe.dialects.schema import describe_name, outer_foreign
 from caffe_recipes.wording import describe_count, join_names
 

@@ -24,6 +24,12 @@ from caffe_recipes.wording import did_you_mean, find_slip
 
 # The dialect of our Caffe, whose messages are in `caffe.proto`.
 OURS = "surfsara"
+TITLES: Mapping[str, str] = {
+    "surfsara": "SURFsara's Caffe",
+    "intel": "Intel's Caffe",
+    "bvlc": "BVLC's Caffe",
+    "nvcaffe": "nvcaffe",
+}
 
 
 class Definition(NamedTuple):

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe.dialects import (
     LR_POLICIES,
     OURS,
+    TITLES,
     Definition,
     Dialect,
     field_dialects,
@@ -166,13 +167,6 @@ DIFFERENCE_RULES: Mapping[str, DialectRule] = {
     ),
     "dialect-meaning": DialectRule("warning", "a setting that the dialect interprets differently"),
     "dialect-default": DialectRule("note", "an unset field whose default differs in the dialect"),
-}
-
-TITLES: Mapping[str, str] = {
-    "surfsara": "SURFsara's Caffe",
-    "intel": "Intel's Caffe",
-    "bvlc": "BVLC's Caffe",
-    "nvcaffe": "nvcaffe",
 }
 
 _FILE_REFUSED = "it aborts when it reads the file, with exit code 134"

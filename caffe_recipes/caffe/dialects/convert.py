@@ -20,8 +20,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import find_counterpart, find_dialect, names_of
-from caffe_recipes.caffe.dialects.check import BATCH_SIZE, TITLES, find_meaning_differences
+from caffe_recipes.caffe.dialects import TITLES, find_counterpart, find_dialect, names_of
+from caffe_recipes.caffe.dialects.check import BATCH_SIZE, find_meaning_differences
 from caffe_recipes.caffe.dialects.schema import describe_name, share_schema, to_any, to_ours
 from caffe_recipes.caffe.dialects.unsupported_names import FIELDS
 from caffe_recipes.caffe.joined_nets import JoinedDocument, join_documents

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from caffe_recipes.cluster.slurm.jobs import Job, JobState, NodeGroup, parse_limit, parse_moment
+from caffe_recipes.cluster.slurm.jobs import Job, JobState, NodeGroup
+from caffe_recipes.cluster.slurm.times import parse_limit, parse_moment
 from caffe_recipes.errors import ClusterError
 
 # The job name comes last, since only it may contain the separator. Without widths nothing is truncated.

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from caffe_recipes.cluster.commands import Completed, Host
-from caffe_recipes.cluster.slurm.jobs import Job
 from caffe_recipes.errors import ClusterError, CommandTimedOut
+
+if TYPE_CHECKING:
+    from caffe_recipes.cluster.slurm.jobs import Job
 
 # The commands themselves retry for up to 18 s if the controller does not answer.
 ASK_S = 20.0

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from caffe_recipes.cluster.profiles import SbatchDefaults
 from caffe_recipes.cluster.slurm.answers import parse_fields, raise_unreadable
-from caffe_recipes.cluster.slurm.jobs import NodeGroup, describe_limit, parse_limit
+from caffe_recipes.cluster.slurm.jobs import NodeGroup
+from caffe_recipes.cluster.slurm.times import describe_limit, parse_limit
 from caffe_recipes.errors import InputError
 from caffe_recipes.wording import describe_count
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from caffe_recipes.cluster.hostfile import is_host_name
-from caffe_recipes.cluster.slurm.jobs import render_limit
+from caffe_recipes.cluster.slurm.times import render_limit
 from caffe_recipes.errors import ClusterError, InputError
 
 MAIL_TYPES = "END,FAIL,REQUEUE"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partition, find_partitions
-from caffe_recipes.cluster.slurm.jobs import describe_limit, render_limit
 from caffe_recipes.cluster.slurm.sbatch_options import JobRequest, check_mail, check_options, pop_option
+from caffe_recipes.cluster.slurm.times import describe_limit, render_limit
 from caffe_recipes.cluster.staging import WAYS, Way
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.config import write_key

@@ -22,12 +22,7 @@ from caffe_recipes.cluster.slurm.calls import (
     SchedulerAway,
     check_sbatch,
 )
-from caffe_recipes.cluster.slurm.jobs import (
-    NodeGroup,
-    describe_limit,
-    failed_nodes,
-    list_hosts,
-)
+from caffe_recipes.cluster.slurm.jobs import NodeGroup, failed_nodes, list_hosts
 from caffe_recipes.cluster.slurm.partitions import JobVerdict, Resources, check_slurm
 from caffe_recipes.cluster.slurm.queries import Slurm, ask_node_groups, ask_partitions, check_after
 from caffe_recipes.cluster.slurm.sbatch import (
@@ -39,6 +34,7 @@ from caffe_recipes.cluster.slurm.sbatch import (
     try_submission,
 )
 from caffe_recipes.cluster.slurm.sbatch_options import JobRequest, sbatch_argv
+from caffe_recipes.cluster.slurm.times import describe_limit
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import find_warning_s

@@ -10,11 +10,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import Definition, Dialect, find_dialect, load_dialects
+from caffe_recipes.caffe.dialects import TITLES, Definition, Dialect, find_dialect, load_dialects
 from caffe_recipes.caffe.dialects.check import (
     DIFFERENCE_RULES,
     MEANING_DIFFERENCES,
-    TITLES,
     DialectDifference,
     check_message,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from datetime import datetime
 
@@ -16,11 +15,7 @@ from caffe_recipes.cluster.slurm.jobs import (
     describe_state,
     explain_reason,
     failed_nodes,
-    parse_limit,
-    parse_moment,
-    render_limit,
 )
-from caffe_recipes.errors import ClusterError
 
 Recorded = Callable[[str], str]
 
@@ -112,26 +107,3 @@ def test_failed_nodes_are_those_blamed_and_the_jobs_own_broken_ones(recorded: Re
     job = Job(1, "n", JobState.NODE_FAIL, node_list="node[1-3]")
     assert failed_nodes(job, broken) == ("node3",)
     assert failed_nodes(Job(1, "n", JobState.FAILED, node_list="node[1-3]"), broken) == ()
-
-
-@pytest.mark.parametrize("seconds", [60, 3600, 86_400, 183_840, 30 * 86_400])
-def test_a_limit_that_is_written_reads_back(seconds: int) -> None:
-    assert parse_limit(render_limit(seconds), "") == seconds
-
-
-@pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan])
-def test_a_value_that_slurm_reads_as_unlimited_is_not_written(seconds: float) -> None:
-    with pytest.raises(ClusterError, match="is not a time limit"):
-        render_limit(seconds)
-
-
-@pytest.mark.parametrize("text", ["1:2:3:4", "-5", "1-", "two hours", "1.5"])
-def test_a_value_that_is_not_a_time_is_refused(text: str) -> None:
-    with pytest.raises(ClusterError, match="is not a Slurm time"):
-        parse_limit(text, "--time")
-
-
-def test_a_moment_in_another_format_is_refused() -> None:
-    assert parse_moment("Unknown", "") is None
-    with pytest.raises(ClusterError, match="is not a Slurm timestamp"):
-        parse_moment("20 Nov 20:56", "squeue")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.caffe.dialects.check import TITLES
+from caffe_recipes.caffe.dialects import TITLES
 from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import OURS, load_dialects
-from caffe_recipes.caffe.dialects.check import TITLES
+from caffe_recipes.caffe.dialects import OURS, TITLES, load_dialects
 from caffe_recipes.caffe.dialects.schema import rounds_down, to_ours
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layer_types.dimensions import MisfitError
