@@ -15,3 +15,4 @@ def needs(extra: str, *modules: str) -> pytest.MarkDecorator:
 
 needs_engine = needs("engine", "torch", "cv2", "mpi4py")
 needs_local = needs("local", "torch", "cv2", "sklearn", "mpi4py")
+needs_onnx = needs("onnx", "torch", "cv2", "onnx", "onnxruntime")

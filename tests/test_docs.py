@@ -52,6 +52,7 @@ NOT_RUN = {
     r"caffe-recipes data (build --images|check ilsvrc12)": "needs images: tests/cli/test_data.py",
     r"caffe-recipes new --net": "needs images: tests/authoring/test_new_options.py",
     r"caffe-recipes deploy train_val": "needs the reader's files: tests/cli/test_deploy.py",
+    r"caffe-recipes (classify|export) ": "needs a run, or the reader's files: tests/cli/test_export.py",
     r"caffe-recipes adopt models/": "needs the reader's files: tests/authoring/test_adopt.py",
     r"(mpiexec\.hydra .*)?caffe-torch ": "trains: tests/engine",
 }

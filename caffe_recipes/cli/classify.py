@@ -1,72 +1,60 @@
-"""`caffe-recipes classify`: name what images show, with a model that a run has trained."""
+"""`caffe-recipes classify`: name what images show, with a trained model."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from caffe_recipes.caffe.model_folder import DEPLOY, WEIGHTS, find_model, load_model
+from caffe_recipes.caffe.models import LooseFiles, open_model
 from caffe_recipes.cli import run_options
-from caffe_recipes.cli.options import PATH, RUN, Whole, examples
+from caffe_recipes.cli.model_options import loose_files
+from caffe_recipes.cli.options import RUN, Whole, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.engine.packages import require_packages
-
-if TYPE_CHECKING:
-    from caffe_recipes.caffe.model_folder import ModelDescription
-    from caffe_recipes.engine.predictor import Predictor
 
 
 @click.command(
     epilog=examples(
         "caffe-recipes classify digits-local-1 digit.png",
         "caffe-recipes classify runs/digits-local-1/model *.png --json",
+        "caffe-recipes classify --net deploy.prototxt --weights n.caffemodel a.jpg",
     )
 )
-@click.argument("model", metavar="RUN|FOLDER", type=RUN)
-@click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=PATH)
+@click.argument("words", metavar="[RUN|FOLDER] IMAGE...", nargs=-1, required=True, type=RUN)
 @run_options.runs_root
+@loose_files
 @click.option(
     "--top", type=Whole(1), metavar="N", default=5, show_default=True, help="Classes to print for each image."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def classify(model: str, images: tuple[Path, ...], caffe_root: str, top: int, as_json: bool) -> None:
+def classify(words: tuple[str, ...], caffe_root: str, loose: LooseFiles, top: int, as_json: bool) -> None:
     """Print the most likely classes of each image, with their probabilities.
 
     RUN is the name or folder of a finished run, whose model/ is read; FOLDER is such a model/. Images are
-    transformed as those of phase TEST were.
+    transformed as those of phase TEST were. With --net and --weights, all arguments are images, which are
+    resized to the net's input.
     """
-    folder = find_model(model, Path(caffe_root))
-    found = load_model(folder)
-    predictor = _load(folder, found)
-    prepared = [predictor.prepare(image) for image in images]
-    results = [_rank(predictor.predict([one])[0].tolist(), found, top) for one in prepared]
-    if as_json:
-        shown = [{"image": str(image), "classes": rows} for image, rows in zip(images, results, strict=True)]
-        click.echo(json.dumps(shown, indent=1))
-        return
-    for image, rows in zip(images, results, strict=True):
-        echo(f"{image}:", *(f"  {row['probability']:.4f}  {row['name']}" for row in rows))
-
-
-def _load(folder: Path, model: ModelDescription) -> Predictor:
+    given, images = (None, words) if loose.net else (words[0], words[1:])
+    if not images:
+        raise click.UsageError("give a run, or --net and --weights, and then one or more images")
+    model = open_model(given, loose, Path(caffe_root))
     require_packages("classify", "torch", "cv2")
     from caffe_recipes.engine.predictor import Predictor
 
-    return Predictor(folder / DEPLOY, folder / WEIGHTS, model.transform_of(folder))
-
-
-def _rank(scores: list[float], model: ModelDescription, top: int) -> list[dict[str, str | int | float]]:
-    """Return the most likely classes; equal ones in the order of their numbers."""
-    best = sorted(range(len(scores)), key=lambda number: (-scores[number], number))[:top]
-    names = model.classes or ()
-    return [
-        {
-            "class": number,
-            "name": names[number] if number < len(names) else f"class {number}",
-            "probability": scores[number],
-        }
-        for number in best
-    ]
+    predictor = Predictor(model)
+    prepared = [predictor.prepare(Path(image)) for image in images]
+    results = [predictor.rank(one, top) for one in prepared]
+    if as_json:
+        shown = [
+            {
+                "image": image,
+                "classes": [dict(zip(("class", "name", "probability"), row, strict=True)) for row in rows],
+            }
+            for image, rows in zip(images, results, strict=True)
+        ]
+        click.echo(json.dumps(shown, indent=1))
+        return
+    for image, rows in zip(images, results, strict=True):
+        echo(f"{image}:", *(f"  {row.probability:.4f}  {row.name}" for row in rows))

@@ -57,6 +57,7 @@ TASKS = {
     "Models": {
         "deploy": _Lazy("deploy", "Derive the net that predicts from the net that trains."),
         "classify": _Lazy("classify", "Name what images show, with a trained model."),
+        "export": _Lazy("export", "Write a trained model as ONNX or safetensors, checked."),
     },
     "Run": {
         "preflight": _Lazy("run", "Check hosts, files and launcher before a run."),

@@ -44,12 +44,12 @@ class CaffeModule(nn.Module):
             index: name for node in net.nodes for index, name in zip(node.tops, node.param.top, strict=False)
         }
         self._inputs = [index for node in self._sources for index in node.tops]
-        self._outputs = sorted(output.index for output in net.outputs)
-        if not self._inputs or not self._outputs:
+        self.output_indexes = sorted(output.index for output in net.outputs)
+        if not self._inputs or not self.output_indexes:
             lacks = "output" if self._inputs else "input"
             raise InputError(net.path, f"has no {lacks}", "give a net with an Input layer and a prediction")
         self.input_names = tuple(names[index] for index in self._inputs)
-        self.output_names = tuple(names[index] for index in self._outputs)
+        self.output_names = tuple(names[index] for index in self.output_indexes)
         slots: dict[int, _Slot] = {}
         with torch.no_grad():
             for node in net.nodes:
@@ -67,7 +67,7 @@ class CaffeModule(nn.Module):
     @property
     def output_shapes(self) -> list[TensorShape]:
         """The shapes of the outputs, for inputs of `input_shapes`."""
-        return [self.net.shape(index) for index in self._outputs]
+        return [self.net.shape(index) for index in self.output_indexes]
 
     def _register(self, node: LayerNode, slots: dict[int, _Slot]) -> None:
         """Register the blobs of a layer, and note the place of each; the factor of a BatchNorm has none."""
@@ -91,21 +91,38 @@ class CaffeModule(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the output, or several by name. Raises DataError for inputs of a shape that does not fit."""
+        values = self.compute(inputs)
+        made = {
+            name: values[index] for name, index in zip(self.output_names, self.output_indexes, strict=True)
+        }
+        return made if len(made) > 1 else made[self.output_names[0]]
+
+    def compute(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Return all blobs by their index in the net, which are more than the outputs."""
         if len(inputs) != len(self._inputs):
             raise TypeError(f"takes {len(self._inputs)} tensors ({', '.join(self.input_names)})")
         given = dict(zip(self._inputs, inputs, strict=True))
-        try:
-            self.net.fit((node, [given[index] for index in node.tops]) for node in self._sources)
-        except DataError as error:
-            raise error.reworded(hint="give inputs of the sizes that the net takes") from None
+        self.resize([tuple(x.shape) for x in inputs])
         values = dict(given)
         for call, slots in self._calls:
             if call.node.source is None:
                 xs = [values[index] for index in call.node.bottoms]
                 tops = call.node.forward(xs, self._blobs(call, slots, inputs[0]))
                 values.update(zip(call.tops, tops, strict=True))
-        made = {name: values[index] for name, index in zip(self.output_names, self._outputs, strict=True)}
-        return made if len(made) > 1 else made[self.output_names[0]]
+        return values
+
+    def resize(self, shapes: Sequence[TensorShape]) -> None:
+        """Set the net up for inputs of these shapes. Raises DataError if it does not take them."""
+        before = self.input_shapes
+        try:
+            self._fit(shapes)
+        except DataError as error:
+            self._fit(before)
+            raise error.reworded(hint="give inputs of the sizes that the net takes") from None
+
+    def _fit(self, shapes: Sequence[TensorShape]) -> None:
+        given = dict(zip(self._inputs, shapes, strict=True))
+        self.net.fit((node, [given[index] for index in node.tops]) for node in self._sources)
 
     def _blobs(self, call: Call, slots: Sequence[_Slot | None], like: Tensor) -> list[Tensor]:
         """Return the blobs of a call as the engine takes them; the sums of a BatchNorm have the factor 1."""

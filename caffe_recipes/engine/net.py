@@ -466,19 +466,19 @@ class RunnableNet:
         made = [self._run(node, [], node.blobs) for node in sources]
         self.read_s += time.perf_counter() - start_s
         read = [[top.to(device, non_blocking=True) for top in tops] for tops in made]
-        self.fit(zip(sources, read, strict=True))
+        self.fit((node, [tuple(top.shape) for top in tops]) for node, tops in zip(sources, read, strict=True))
         return read
 
-    def fit(self, read: Iterable[tuple[LayerNode, Sequence[Tensor]]]) -> None:
-        """Set up the layers again if the tops of a data layer, paired with it, have other shapes than before.
+    def fit(self, tops: Iterable[tuple[LayerNode, Sequence[TensorShape]]]) -> None:
+        """Set up the layers again if the tops of data layers have other shapes than before.
 
         Raises DataError if the net does not take them.
         """
         changed = None
-        for node, tops in read:
-            for index, top in zip(node.tops, tops, strict=True):
-                if self._shapes[index] != tuple(top.shape):
-                    self._shapes[index], changed = tuple(top.shape), node
+        for node, shapes in tops:
+            for index, shape in zip(node.tops, shapes, strict=True):
+                if self._shapes[index] != shape:
+                    self._shapes[index], changed = shape, node
         if changed is not None:
             self._reshape(changed)
 

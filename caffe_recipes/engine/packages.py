@@ -12,7 +12,6 @@ from caffe_recipes.wording import describe_names
 _PACKAGES = {
     "torch": ("PyTorch", "engine"),
     "cv2": ("OpenCV", "engine"),
-    "safetensors": ("safetensors", "engine"),
     "onnx": ("onnx", "onnx"),
     "onnxruntime": ("onnxruntime", "onnx"),
 }

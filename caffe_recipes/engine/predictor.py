@@ -6,33 +6,55 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.models import Model
 from caffe_recipes.engine.module import load_module
-from caffe_recipes.engine.transform import Transform, decode_datum, match_caffe_opencv
+from caffe_recipes.engine.operators.operator import format_shape
+from caffe_recipes.engine.transform import Transform, decode_datum, match_caffe_opencv, resize_to
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files.bounded_reads import load_within
 
 ImageValues = NDArray[np.float32]
 
 
-class Predictor:
-    """A deploy net with its weights. Raises InputError for one that is not a classifier of images."""
+class Ranked(NamedTuple):
+    """A class of an image: its number, its name (or `class N`), and its probability."""
 
-    def __init__(self, deploy: Path, weights: Path, transform: pb.TransformationParameter) -> None:
+    number: int
+    name: str
+    probability: float
+
+
+class Predictor:
+    """A model that classifies images. Raises InputError for one that does not."""
+
+    def __init__(self, model: Model) -> None:
         self._transform_param = pb.TransformationParameter()
-        self._transform_param.CopyFrom(transform)
+        self._transform_param.CopyFrom(model.transform)
         self._transform_param.ClearField("mirror")  # Caffe mirrors at random in TEST, too
         self._transform = Transform(self._transform_param, pb.TEST)
-        self.module = load_module(deploy, weights)
-        if len(self.module.input_names) != 1:
-            what = f"has {len(self.module.input_names)} inputs"
-            raise InputError(str(deploy), what, "give a net that predicts from one image")
-        self._output = self._find_output(str(deploy))
+        self._is_resized = model.is_resized
+        self.module = load_module(model.net, model.weights)
+        shapes = self.module.input_shapes
+        if len(shapes) != 1 or len(shapes[0]) != 4:
+            listed = ", ".join(
+                f"{name} ({format_shape(of)})"
+                for name, of in zip(self.module.input_names, shapes, strict=True)
+            )
+            what = f"takes {listed}, which is not an image"
+            raise InputError(model.net, what, "give a net that predicts from one image")
+        self._output = self._find_output(str(model.net))
+        count = dict(zip(self.module.output_names, self.module.output_shapes, strict=True))[self._output][1]
+        self._names = model.description.classes or ()
+        if len(self._names) > count:
+            what = f"has {count} classes, but {len(self._names)} names are given"
+            raise InputError(model.net, what, "give one name for each class")
 
     def _find_output(self, path: str) -> str:
         """Return the output with one score for each class: the first softmax, or else the only output."""
@@ -59,7 +81,10 @@ class Predictor:
             param.force_color, param.force_gray = wanted[0] == 3, wanted[0] == 1
         match_caffe_opencv()
         try:
-            pixels = self._transform.apply(decode_datum(datum, param), Random(0))
+            pixels = decode_datum(datum, param)
+            if self._is_resized:
+                pixels = resize_to(pixels, wanted[1], wanted[2], pb.ResizeParameter(), Random(0))
+            pixels = self._transform.apply(pixels, Random(0))
             batch = self._transform.normalise([pixels])
         except ValueError as error:
             raise DataError(image, str(error), "give another image, or resize it as those of TEST") from None
@@ -75,3 +100,13 @@ class Predictor:
         made = self.module(torch.from_numpy(np.stack(images)))
         scores: ImageValues = (made[self._output] if isinstance(made, dict) else made).flatten(1).numpy()
         return scores
+
+    def rank(self, image: ImageValues, top: int) -> list[Ranked]:
+        """Return the most likely classes of a prepared image; equal ones in the order of their numbers."""
+        scores = self.predict([image])[0].tolist()
+        best = sorted(range(len(scores)), key=lambda number: (-scores[number], number))[:top]
+        names = self._names
+        return [
+            Ranked(number, names[number] if number < len(names) else f"class {number}", scores[number])
+            for number in best
+        ]

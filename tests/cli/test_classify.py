@@ -39,3 +39,14 @@ def test_a_file_that_is_not_an_image_and_a_folder_without_a_model_are_one_line(t
     for words in (("classify", ".", "x.png"), ("classify", "nope", "x.png")):
         done = call_main(*words, cwd=tmp_path)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+def test_loose_files_are_resized_and_named(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    (tmp_path / "names.txt").write_text("ant\nbee\ncat\ndog\nelk\n")
+    cv2.imwrite(str(tmp_path / "i.png"), np.random.default_rng(2).integers(0, 256, (9, 7, 3), np.uint8))
+    words = ("--net", "deploy.prototxt", "--weights", "w.caffemodel", "--mean", "10,20,30", "--scale", "0.02")
+    done = call_main("classify", *words, "--names", "names.txt", "--top", "1", "i.png", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1].split()[1] in {"ant", "bee", "cat", "dog", "elk"}
+    assert call_main("classify", *words, cwd=tmp_path).returncode == 2

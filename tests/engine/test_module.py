@@ -16,6 +16,7 @@ from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.module import load_module
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
+from caffe_recipes.engine.settings import load_net
 from caffe_recipes.engine.snapshot import copy_weights
 from caffe_recipes.errors import DataError, InputError
 
@@ -53,19 +54,23 @@ def random_weights(net: pb.NetParameter, seed: int = 0) -> pb.NetParameter:
     """Return positive values for each blob of a net, since some are variances."""
     random = np.random.default_rng(seed)
     weights = pb.NetParameter()
+    weights.layer.add(name="of another net").blobs.add(shape=pb.BlobShape(dim=[1]), data=[0.0])
     for one in infer_shapes(net, pb.TEST).layers:
         layer = weights.layer.add(name=one.layer.name, type=one.layer.type)
         for shape in one.learned or ():
             dims = [dim or 1 for dim in shape]
             values = random.uniform(0.1, 1.0, dims) * (random.choice([-1, 1], dims) if len(dims) > 1 else 1)
-            layer.blobs.add(shape=pb.BlobShape(dim=dims), data=(values / max(1, dims[-1])).ravel().tolist())
+            layer.blobs.add(
+                shape=pb.BlobShape(dim=dims), data=(values / (dims[-1] if dims else 1)).ravel().tolist()
+            )
     return weights
 
 
 def write_net(folder: Path, text: str, seed: int = 0) -> tuple[Path, Path]:
+    folder.mkdir(exist_ok=True)
     paths = folder / "deploy.prototxt", folder / "w.caffemodel"
     paths[0].write_text(text)
-    save_message(random_weights(parse_net(text), seed), paths[1])
+    save_message(random_weights(load_net(str(paths[0])), seed), paths[1])
     return paths
 
 
@@ -155,8 +160,10 @@ def test_statistics_of_the_batch_do_not_change_the_running_ones(tmp_path: Path) 
 
 def test_images_of_another_size_and_nets_that_read_data_are_refused(tmp_path: Path) -> None:
     module = load_module(*write_net(tmp_path, NET))
-    with pytest.raises(DataError, match="'fc' was set up for a different size; give inputs of the sizes"):
-        module(torch.randn(1, 3, 8, 8))
+    for _ in range(2):
+        with pytest.raises(DataError, match="'fc' was set up for a different size; give inputs of the sizes"):
+            module(torch.randn(1, 3, 8, 8))
+    assert module(torch.randn(1, 3, 6, 6)).shape == (1, 5)
     (tmp_path / "train.prototxt").write_text(
         NET.replace('"Input"', '"DummyData"').replace("input_param", "dummy_data_param")
     )

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.model_folder import ModelDescription
+from caffe_recipes.caffe.models import Model
 from caffe_recipes.caffe.weights import save_message
 from caffe_recipes.engine.predictor import Predictor
 from caffe_recipes.errors import DataError, InputError
@@ -19,6 +21,16 @@ layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_p
 layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }
 """
 TRANSFORM = pb.TransformationParameter(crop_size=4, mirror=True, mean_value=[10, 20, 30], scale=0.02)
+
+
+def predictor_of(
+    files: tuple[Path, Path],
+    transform: pb.TransformationParameter = TRANSFORM,
+    classes: tuple[str, ...] | None = None,
+    is_resized: bool = False,
+) -> Predictor:
+    described = ModelDescription("n", classes, (), {})
+    return Predictor(Model(*files, described, transform, is_resized))
 
 
 def write_model(folder: Path, net: str = NET) -> tuple[Path, Path]:
@@ -34,7 +46,7 @@ def write_model(folder: Path, net: str = NET) -> tuple[Path, Path]:
 
 def test_the_centre_of_an_image_is_predicted_as_opencv_does(tmp_path: Path) -> None:
     paths = write_model(tmp_path)
-    predictor = Predictor(*paths, TRANSFORM)
+    predictor = predictor_of(paths)
     image = np.random.default_rng(2).integers(0, 256, (6, 8, 3), np.uint8)
     cv2.imwrite(str(tmp_path / "i.png"), image)
     made = predictor.prepare(tmp_path / "i.png")
@@ -46,13 +58,13 @@ def test_the_centre_of_an_image_is_predicted_as_opencv_does(tmp_path: Path) -> N
 
 
 def test_a_grey_image_is_taken_as_colour(tmp_path: Path) -> None:
-    predictor = Predictor(*write_model(tmp_path), TRANSFORM)
+    predictor = predictor_of(write_model(tmp_path))
     cv2.imwrite(str(tmp_path / "grey.png"), np.full((4, 4), 7, np.uint8))
     np.testing.assert_allclose(predictor.prepare(tmp_path / "grey.png")[2], (7 - 30) * 0.02, atol=1e-6)
 
 
 def test_files_that_are_no_images_are_refused(tmp_path: Path) -> None:
-    predictor = Predictor(*write_model(tmp_path), TRANSFORM)
+    predictor = predictor_of(write_model(tmp_path))
     (tmp_path / "x.png").write_text("not an image")
     cv2.imwrite(str(tmp_path / "small.png"), np.zeros((2, 2, 3), np.uint8))
     for name, what in (("x", "is not an image"), ("small", "smaller than crop_size 4"), ("none", "No such")):
@@ -64,4 +76,25 @@ def test_a_net_that_is_no_classifier_is_refused(tmp_path: Path) -> None:
     two = NET + 'layer { name: "a" type: "ReLU" bottom: "data" top: "a" }\n'
     two = two.replace('"Softmax"', '"Sigmoid"')
     with pytest.raises(InputError, match="does not predict one score for each class"):
-        Predictor(*write_model(tmp_path, two), TRANSFORM)
+        predictor_of(write_model(tmp_path, two))
+
+
+def test_images_of_loose_files_are_resized_and_classes_ranked(tmp_path: Path) -> None:
+    plain = pb.TransformationParameter(mean_value=[1, 2, 3])
+    files = write_model(tmp_path)
+    predictor = predictor_of(files, plain, ("ant", "bee"), is_resized=True)
+    cv2.imwrite(str(tmp_path / "i.png"), np.full((9, 7, 3), 50, np.uint8))
+    made = predictor.prepare(tmp_path / "i.png")
+    np.testing.assert_allclose(made, np.array([49, 48, 47]).reshape(3, 1, 1) + np.zeros((3, 4, 4)), atol=1e-4)
+    rows = predictor.rank(made, 5)
+    scores = predictor.predict([made])[0]
+    assert [row.number for row in rows] == np.argsort(-scores, kind="stable").tolist()
+    assert {row.name for row in rows} == {"ant", "bee", "class 2", "class 3", "class 4"}
+    with pytest.raises(InputError, match="has 5 classes, but 6 names are given"):
+        predictor_of(files, plain, tuple("abcdef"))
+
+
+def test_an_input_that_is_not_an_image_is_refused(tmp_path: Path) -> None:
+    files = write_model(tmp_path, NET.replace("dim: 3 dim: 4 dim: 4", "dim: 48"))
+    with pytest.raises(InputError, match=r"takes data \(1 48 \(48\)\), which is not an image"):
+        predictor_of(files)

@@ -14,7 +14,7 @@ from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShape,
 
 def _scale(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Multiply by a learned blob, or by the second bottom, and add a learned bias."""
-    spread = _spread(layer.scale_param, shapes)
+    spread = spread_operand(layer.scale_param, shapes)
     learned, bias = len(shapes.bottoms) == 1, layer.scale_param.bias_term
 
     def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
@@ -26,11 +26,11 @@ def _scale(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
 
 def _bias(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Add a learned blob, or the second bottom."""
-    spread = _spread(layer.bias_param, shapes)
+    spread = spread_operand(layer.bias_param, shapes)
     return lambda xs, blobs: [xs[0] + (blobs[0] if blobs else xs[1]).view(spread)]
 
 
-def _spread(param: pb.ScaleParameter | pb.BiasParameter, shapes: TensorShapes) -> TensorShape:
+def spread_operand(param: pb.ScaleParameter | pb.BiasParameter, shapes: TensorShapes) -> TensorShape:
     """Return the shape of the smaller operand with trailing ones, so that it broadcasts from `axis` on."""
     first = shapes.bottoms[0]
     operand = shapes.bottoms[1] if len(shapes.bottoms) == 2 else shapes.learned[0]

@@ -1,0 +1,91 @@
+"""A model to predict with: the one that a run hands on, or a deploy net and weights from anywhere.
+
+For files from anywhere, images are resized to the size of the net's input, and the mean of each channel is
+subtracted, as Caffe's classification example does (BVLC Caffe, examples/cpp_classification).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.model_folder import (
+    DEPLOY,
+    WEIGHTS,
+    ModelDescription,
+    describe_transform,
+    find_model,
+    load_model,
+)
+from caffe_recipes.caffe.weights import blob_values, load_mean, mean_shape
+from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.files.bounded_reads import load_within
+
+_NUMBERS = re.compile(r"-?[0-9.]+(,-?[0-9.]+)*")
+
+
+@dataclass(frozen=True)
+class LooseFiles:
+    """The files of a model that no run has described; `mean` is a file, or numbers such as 104,117,123."""
+
+    net: Path | None = None
+    weights: Path | None = None
+    mean: str | None = None
+    scale: float = 1.0
+    names: Path | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A deploy net, its weights, and how images become its input; `is_resized` if to its size first."""
+
+    net: Path
+    weights: Path
+    description: ModelDescription
+    transform: pb.TransformationParameter
+    is_resized: bool = False
+
+
+def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
+    """Return the model of a run, by its name or folder, of a folder, or of loose files.
+
+    Raises InputError if it is not clear which one, and DataError for files that cannot be read.
+    """
+    if loose.net is None or loose.weights is None:
+        if loose != LooseFiles():
+            raise InputError("--net", "goes together with --weights", "give both, or a run alone")
+        if given is None:
+            raise InputError("", "no model is given", "name a run, or give --net and --weights")
+        folder = find_model(given, root)
+        found = load_model(folder)
+        return Model(folder / DEPLOY, folder / WEIGHTS, found, found.transform_of(folder))
+    if given is not None:
+        raise InputError(given, "is a second model beside --net", "give a run, or --net and --weights")
+    transform = pb.TransformationParameter(scale=loose.scale, mean_value=_mean_values(loose.mean))
+    names = None if loose.names is None else _load_names(loose.names)
+    described = ModelDescription("", names, (), describe_transform(transform))
+    return Model(loose.net, loose.weights, described, transform, is_resized=True)
+
+
+def _mean_values(mean: str | None) -> Sequence[float]:
+    """Return the mean of each channel: as given, or of a mean file."""
+    if mean is None:
+        return ()
+    if _NUMBERS.fullmatch(mean) and not Path(mean).exists():
+        try:
+            return [float(number) for number in mean.split(",")]
+        except ValueError:
+            raise InputError("--mean", f"'{mean}' has a number that is none", "write 104,117,123") from None
+    blob = load_mean(mean)
+    channels, *sides = mean_shape(blob)
+    values, size = blob_values(blob), math.prod(sides)
+    return [math.fsum(values[index * size : (index + 1) * size]) / size for index in range(channels)]
+
+
+def _load_names(path: Path) -> tuple[str, ...]:
+    data = load_within(path, "list-bytes", DataError, "give a text file with the name of a class per line")
+    return tuple(line.strip() for line in data.decode(errors="replace").rstrip().splitlines())

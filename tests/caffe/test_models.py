@@ -1,0 +1,61 @@
+"""A model is that of a run or of loose files; what does not say which one is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.model_folder import ModelDescription
+from caffe_recipes.caffe.models import LooseFiles, open_model
+from caffe_recipes.caffe.weights import save_message
+from caffe_recipes.errors import InputError
+
+NET, WEIGHTS = Path("n.prototxt"), Path("w.caffemodel")
+
+
+def test_the_model_of_a_run_has_the_transform_of_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "runs/a-1/model"
+    folder.mkdir(parents=True)
+    described = ModelDescription("n", ("ant",), (3, 4, 4), {"scale": 0.5, "mean_file": "mean.binaryproto"})
+    (folder / "model.json").write_text(described.render())
+    model = open_model("a-1", LooseFiles(), tmp_path)
+    assert (model.net, model.weights) == (folder / "deploy.prototxt", folder / "weights.caffemodel")
+    assert (model.description, model.is_resized) == (described, False)
+    assert model.transform.mean_file == str(folder / "mean.binaryproto")
+
+
+def test_loose_files_have_the_mean_of_each_channel_and_names(tmp_path: Path) -> None:
+    blob = pb.BlobProto(num=1, channels=2, height=1, width=3, data=[1, 2, 3, 10, 20, 30])
+    save_message(blob, tmp_path / "mean.binaryproto")
+    (tmp_path / "names.txt").write_text("n01 tench, a fish\nn02 shark\n\n")
+    files = LooseFiles(NET, WEIGHTS, str(tmp_path / "mean.binaryproto"), 0.5, tmp_path / "names.txt")
+    model = open_model(None, files, tmp_path)
+    assert list(model.transform.mean_value) == [2, 20]
+    assert model.description.classes == ("n01 tench, a fish", "n02 shark")
+    assert model.description.transform == {"scale": 0.5, "mean_value": [2.0, 20.0]}
+    assert model.is_resized
+    given = open_model(None, LooseFiles(NET, WEIGHTS, "104,117.5,-3"), tmp_path).transform
+    assert list(given.mean_value) == [104, 117.5, -3]
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "where"),
+    [
+        (None, LooseFiles(), ""),
+        ("a", LooseFiles(net=NET), "--net"),
+        (None, LooseFiles(weights=WEIGHTS), "--net"),
+        ("a", LooseFiles(scale=2), "--net"),
+        ("a", LooseFiles(NET, WEIGHTS), "a"),
+        (None, LooseFiles(NET, WEIGHTS, mean="1.2.3"), "--mean"),
+        (None, LooseFiles(NET, WEIGHTS, mean="absent.npy"), "absent.npy"),
+        (None, LooseFiles(NET, WEIGHTS, names=Path("absent.txt")), "absent.txt"),
+    ],
+)
+def test_what_does_not_say_which_model_is_refused(
+    tmp_path: Path, given: str | None, files: LooseFiles, where: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        open_model(given, files, tmp_path)
+    assert caught.value.where == where

@@ -1,0 +1,40 @@
+"""Each type that the engine runs can be exported, or is listed here."""
+
+from __future__ import annotations
+
+from caffe_recipes.engine.operators import FAMILIES, OPERATORS
+from tests.extras import needs_onnx
+
+pytestmark = needs_onnx
+
+# Losses and metrics need labels; recurrent layers keep a state between batches; and no deploy net has Im2col.
+NOT_EXPORTED = {
+    "Accuracy",
+    "ContrastiveLoss",
+    "EuclideanLoss",
+    "HingeLoss",
+    "Im2col",
+    "InfogainLoss",
+    "LSTM",
+    "LSTMUnit",
+    "MultinomialLogisticLoss",
+    "RNN",
+    "SigmoidCrossEntropyLoss",
+    "SmoothL1Loss",
+    "SoftmaxWithLoss",
+}
+
+
+def test_each_type_that_runs_is_exported_or_listed() -> None:
+    from caffe_recipes.engine.onnx_operators import CONVERTERS
+
+    assert OPERATORS.keys() - CONVERTERS.keys() == NOT_EXPORTED
+    assert CONVERTERS.keys() <= OPERATORS.keys()
+
+
+def test_each_converter_stands_in_the_family_of_its_operator() -> None:
+    from caffe_recipes.engine import onnx_operators
+
+    operators = {family.__name__.rpartition(".")[2]: family.OPERATORS.keys() for family in FAMILIES}
+    for family in onnx_operators.FAMILIES:
+        assert family.CONVERTERS.keys() <= operators[family.__name__.rpartition(".")[2]]

@@ -1,0 +1,58 @@
+"""A safetensors file holds the state dict under its names, is the same to the byte each time, and loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.model_folder import ModelDescription
+from caffe_recipes.caffe.models import Model
+from caffe_recipes.engine.module import load_module
+from caffe_recipes.engine.state_files import export_state
+from caffe_recipes.errors import InputError
+from tests.engine.test_module import NAMES, NET, write_net
+
+
+def model_in(folder: Path, text: str = NET, seed: int = 0) -> Model:
+    transform = pb.TransformationParameter(scale=0.5, mean_value=[1, 2, 3])
+    described = ModelDescription("", ("ant", "bee"), (), {"scale": 0.5, "mean_value": [1.0, 2.0, 3.0]})
+    return Model(*write_net(folder, text, seed), described, transform)
+
+
+def test_the_file_loads_into_a_module(tmp_path: Path) -> None:
+    model = model_in(tmp_path)
+    line = export_state(model, tmp_path / "a.safetensors")
+    assert line == "8 tensors, 453 values"
+    state = load_file(tmp_path / "a.safetensors")
+    assert {name: tuple(values.shape) for name, values in state.items()} == NAMES
+    module = load_module(model.net, model.weights)
+    other = load_module(*write_net(tmp_path, NET, seed=1))
+    other.load_state_dict(state)
+    x = torch.randn(2, 3, 6, 6)
+    assert torch.equal(other(x), module(x))
+
+
+def test_the_file_says_how_inputs_are_made_and_is_the_same_each_time(tmp_path: Path) -> None:
+    model = model_in(tmp_path, f'name: "small"\n{NET}')
+    for name in ("a", "b"):
+        export_state(model, tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    with safe_open(tmp_path / "a", "pt") as file:
+        found = dict(file.metadata())
+    assert (found.pop("format"), found.pop("name"), found.pop("channel_order")) == ("pt", "small", "BGR")
+    assert {key: json.loads(text) for key, text in found.items()} == {
+        "classes": ["ant", "bee"],
+        "shape": [3, 6, 6],
+        "transform": {"scale": 0.5, "mean_value": [1.0, 2.0, 3.0]},
+    }
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        export_state(model_in(tmp_path), tmp_path / "absent/a.safetensors")
