@@ -53,10 +53,10 @@ def export_onnx(model: Model, images: Sequence[Path], out: Path) -> str:
 def compare_onnx(
     module: CaffeModule, model: ModelProto, indexes: Sequence[int], batches: Sequence[Sequence[ImageValues]]
 ) -> float:
-    """Return by how much onnxruntime differs from the engine at most, relative to the largest value of a blob.
+    """Return by how much onnxruntime differs from the engine, relative to the largest value of a blob.
 
-    `indexes` are those of the model's outputs. Raises CheckFailed if the difference is more than TOLERANCE, or
-    if onnxruntime cannot run the net.
+    `indexes` are those of the model's outputs. Raises CheckFailed if it differs by more than TOLERANCE, or
+    cannot run the net.
     """
     import onnxruntime
 
@@ -83,13 +83,10 @@ def compare_onnx(
 
 def _below_outputs(module: CaffeModule) -> list[int]:
     """Return what the outputs are computed from: a softmax of large scores hides how they differ."""
-    nodes = module.net.nodes
-    made = {index for node in nodes if node.source is None for index in node.tops}
-    ends = [
-        node for node in nodes if not made.isdisjoint(node.tops) and set(node.tops) & {*module.output_indexes}
-    ]
-    below = {index for node in ends for index in node.bottoms if index in made}
-    return sorted(below - {*module.output_indexes})
+    nodes, ends = module.net.nodes, set(module.output_indexes)
+    given = {index for node in nodes if node.source is not None for index in node.tops}
+    below = {index for node in nodes if not ends.isdisjoint(node.tops) for index in node.bottoms}
+    return sorted(below - given - ends)
 
 
 def _difference(values: ImageValues, wanted: ImageValues, where: str) -> float:
