@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -88,19 +89,27 @@ def _show_one(run_status: StatusEntry, as_json: bool) -> None:
 @run_options.runs_root
 @run_options.on
 @click.option("--once", is_flag=True, help="Print the current state of the run and exit.")
-def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
+@click.option("--plain", is_flag=True, help="Print lines on a terminal, too, as where there is none.")
+def attach(run: str, caffe_root: str, on: str | None, once: bool, plain: bool) -> None:
     """Watch a run until it ends; Ctrl-C stops watching, not the run.
+
+    On a terminal, a screen shows its phases, loss, learning rate, speed, hosts and alarms.
 
     RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, meaning its latest
     run. If its job is waiting in Slurm's queue, `attach` shows that, and waits too. Nothing is
     written.
     """
-    from caffe_recipes.run.console import Reporter
+    from caffe_recipes.run.console import Reporter, SafeConsole
     from caffe_recipes.run.monitor.follow import AttachOptions
     from caffe_recipes.run.monitor.follow import attach as attach_run
+    from caffe_recipes.run.monitor.screen.live import RunScreen, has_room
 
+    console = SafeConsole(highlight=False, soft_wrap=True)
+    screen = RunScreen(console) if has_room(console) and not (plain or once) else None
+    if screen is not None:  # closed before the process ends
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        attach_run(run, AttachOptions(caffe_root, on, once), Reporter())
+        attach_run(run, AttachOptions(caffe_root, on, once), screen or Reporter(console), screen=screen)
     except KeyboardInterrupt:
         echo("detached; the run continues", err=True)
         sys.exit(130)

@@ -288,7 +288,7 @@ def _columns_of(progress: PhaseProgress, *, is_narrow: bool = False) -> dict[str
         _BAR: "",
         "iteration": f"{progress.iteration:{digits}}/{progress.last_iter:<{digits}}",
         "rate": _pad("lr {:<10.5g}", progress.rate),
-        "loss": _pad("loss {:<7}", progress.loss, _write_loss),
+        "loss": _pad("loss {:<7}", progress.loss, write_loss),
         "test": _pad("test {:>6.2%}", progress.test_accuracy),
         "speed": _pad("{:>6,.0f}/s" if is_narrow else "{:>6,.0f} images/s", progress.images_per_s),
         "phase left": _pad(phase_form, progress.phase_left_s, partial(write_clock, is_short=is_narrow)),
@@ -312,10 +312,10 @@ def _pad(form: str, value: float | None, write: Callable[[float], object] = floa
     return form.format(write(value)) if value is not None else " " * len(form.format(write(0.0)))
 
 
-def _write_loss(loss: float) -> str:
+def write_loss(loss: float) -> str:
     """Write a loss in seven characters at most, to four significant digits where these have room.
 
-    >>> [_write_loss(loss) for loss in (87.3365, 2.3, 0.009702, 0.00048713, 1.5e-8, float("nan"))]
+    >>> [write_loss(loss) for loss in (87.3365, 2.3, 0.009702, 0.00048713, 1.5e-8, float("nan"))]
     ['87.34', '2.300', '0.00970', '0.00049', '1.5e-08', 'nan']
     """
     return next(text for digits in (4, 3, 2, 1) if len(text := f"{loss:#.{digits}g}") <= 7)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -287,7 +287,26 @@ class AttachOptions(StatusOptions):
     once: bool = False
 
 
-def attach(run: str, options: AttachOptions, reporter: Reporter, env: FollowEnv = FOLLOW_ENV) -> None:
+class Screen(Protocol):
+    """What a followed run is shown on, besides the lines of its reporter."""
+
+    def open(self) -> None:
+        """Prepare for a run that was found."""
+
+    def show(self, run: FollowedRun) -> None:
+        """Show the state of the run, which may have changed."""
+
+    def close(self) -> None:
+        """Stop showing it."""
+
+
+def attach(
+    run: str,
+    options: AttachOptions,
+    reporter: Reporter,
+    env: FollowEnv = FOLLOW_ENV,
+    screen: Screen | None = None,
+) -> None:
     """Show a run and follow it until it is finished; with `once` only show its current state.
 
     `run` is a folder, the name of a run, or a recipe, which stands for its latest run. While a job of the
@@ -305,23 +324,36 @@ def attach(run: str, options: AttachOptions, reporter: Reporter, env: FollowEnv 
             return
         shown = FollowedRun(run, path, load_frozen(files, path), reporter, with_branches=True)
         follower = stack.enter_context(closing(Follower(files, say, env, options.once)))
-        # The journal must be read first, as it names the log to read and the process to check.
-        shown.update(follower.read(shown).pieces)
-        if shown.state.branches:  # each has its own journal, which names its log
-            shown.update(follower.read(shown).pieces, live=False)
-        while not shown.is_complete:
-            process = shown.process
-            snapshot = follower.read(shown)
-            if shown.update(snapshot.pieces, live=not options.once):
-                follower.saw_news()
-            if shown.is_complete:
-                break
-            if shown.process == process:
-                follower.check_end(shown, snapshot, jobs)
-            if options.once:
-                break
-            env.pause(REMOTE_POLL_S if options.on else LOCAL_POLL_S)
+        with closing(screen) if screen else nullcontext():
+            if screen is not None:
+                screen.open()
+            _follow(shown, follower, jobs, env, screen)
         _show_end(shown, files, reporter)
+
+
+def _follow(
+    shown: FollowedRun, follower: Follower, jobs: JobPoller, env: FollowEnv, screen: Screen | None
+) -> None:
+    """Read a run until it is finished, or once; raises the error with which it ends."""
+    once = follower.once
+    # The journal must be read first, as it names the log to read and the process to check.
+    shown.update(follower.read(shown).pieces)
+    if shown.state.branches:  # each has its own journal, which names its log
+        shown.update(follower.read(shown).pieces, live=False)
+    while not shown.is_complete:
+        process = shown.process
+        snapshot = follower.read(shown)
+        if shown.update(snapshot.pieces, live=not once):
+            follower.saw_news()
+        if shown.is_complete:
+            break
+        if shown.process == process:
+            follower.check_end(shown, snapshot, jobs)
+        if once:
+            break
+        if screen is not None:
+            screen.show(shown)
+        env.pause(LOCAL_POLL_S if isinstance(follower.files, LocalFiles) else REMOTE_POLL_S)
 
 
 def _show_end(shown: FollowedRun, files: RunFiles, reporter: Reporter) -> None:

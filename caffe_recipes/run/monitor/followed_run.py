@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from rich.console import Console
 
-from caffe_recipes.caffe.logs import LogSummary
+from caffe_recipes.caffe.logs import LogSummary, Loss
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.console import Reporter
@@ -26,6 +26,7 @@ from caffe_recipes.run.events import (
     StateDraft,
     Stopped,
 )
+from caffe_recipes.run.failures.rank_comparison import MOST_RANKS
 from caffe_recipes.run.folded_events import (
     describe_event,
     describe_finished,
@@ -40,6 +41,7 @@ from caffe_recipes.run.monitor.run_files import (
     Process,
     ReadRequest,
 )
+from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import PhaseProgress, measure_step
 from caffe_recipes.run.training_plan import find_trainer, plan_steps
 
@@ -54,6 +56,7 @@ class _Log:
     name: str = ""
     offset: int = 0
     summary: LogSummary = field(default_factory=LogSummary)
+    shown_by_rank: dict[int, int] = field(default_factory=dict)
 
     def feed(self, piece: FilePiece) -> bool:
         """Add the new content of the log; return whether it contained a loss."""
@@ -61,7 +64,11 @@ class _Log:
         skipped = piece.data.find(b"\n") + 1 if piece.start > self.offset else 0
         ended = piece.data.rfind(b"\n") + 1
         for line in piece.data[skipped:ended].decode(errors="replace").splitlines():
-            self.summary.feed(line)
+            entry = self.summary.feed(line)
+            rank = None if entry is None else entry.rank
+            has_room = rank in self.shown_by_rank or len(self.shown_by_rank) < MOST_RANKS
+            if entry is not None and rank is not None and isinstance(entry.event, Loss) and has_room:
+                self.shown_by_rank[rank] = entry.event.iteration
         self.offset = piece.start + ended
         return len(self.summary.losses) > before
 
@@ -206,14 +213,30 @@ class FollowedRun:
         for reporter, _, line, names_phase in sorted(due, key=lambda each: each[1]):
             reporter.say(line, names_phase=names_phase)
 
+    @property
+    def step(self) -> Training | None:
+        """The training of the current launch; None if there is none, or its log was not asked for yet."""
+        launch = self.state.launch
+        if launch is None or launch.log != self._log.name:
+            return None
+        return next((step for step in self.steps if step.phase == launch.phase), None)
+
+    @property
+    def summary(self) -> LogSummary:
+        """What the log of the current launch shows."""
+        return self._log.summary
+
+    @property
+    def shown_by_rank(self) -> Mapping[int, int]:
+        """The last iteration of each rank in that log, if its lines name their ranks."""
+        return self._log.shown_by_rank
+
     def progress(self) -> PhaseProgress | None:
         """Return the progress of the current phase; None if there is no launch, or no loss in its log yet."""
-        launch, steps = self.state.launch, self.steps
-        if launch is None or launch.log != self._log.name or not self._log.summary.losses:
+        step = self.step
+        if step is None or not self.summary.losses:
             return None
-        if all(step.phase != launch.phase for step in steps):
-            return None
-        return measure_step(self._log.summary, launch.phase, steps, steps)
+        return measure_step(self.summary, step.phase, self.steps, self.steps)
 
     @property
     def beside(self) -> tuple[FollowedRun, ...]:
