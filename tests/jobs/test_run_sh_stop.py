@@ -26,7 +26,7 @@ go_on() {
   echo "$$" >"$PLAY/training"
   until [[ -n $asked ]] || ((at > LAST)); do
     say "Iteration $((at += 40)), loss = ${LATER:-0.7}"
-    sleep 0.05
+    sleep 0.05 & wait "$!" # bash may lose a SIGINT that comes as a foreground command ends
   done
   [[ -z $asked ]] || { snapshot "$at"; say "Optimization stopped early."; }
   exit 0
