@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -17,10 +17,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.hdf5_weights import MAGIC, HDF5FileError, parse_state, parse_weights
 from caffe_recipes.caffe.layer_types.dimensions import MAX_AXES, Images, Shape, product
+from caffe_recipes.caffe.packed_blobs import packed_data
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.caffe.upgrade import V1_TYPES
-from caffe_recipes.errors import DataError, WeightsError, hint_for
+from caffe_recipes.errors import DataError, InputError, WeightsError, hint_for
 from caffe_recipes.files.atomic_writes import write_whole
 from caffe_recipes.files.bounded_reads import NotAFileError, load_within, open_file
 from caffe_recipes.limits import hint_at_limit, limit
@@ -32,7 +34,6 @@ _LARGEST_BYTES = 2**31 - 1  # protobuf's limit for a binary message
 
 # Kinds of wrong files: a pattern that matches the start of the file, its description, and the hint.
 _BINARIES = [
-    (rb"\x89HDF\r\n", "an HDF5 file", "snapshot with snapshot_format: BINARYPROTO"),
     (rb"\x1f\x8b|BZh|\xfd7zXZ|PK\x03\x04", "a compressed archive", "unpack it first"),
 ]
 _TEXTS = [
@@ -61,16 +62,19 @@ _CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 
 def load_weights(path: str | Path) -> pb.NetParameter:
-    """Read a caffemodel, converting V1 layers to `layer` with name, type, bottom, top and blobs.
+    """Read a caffemodel, binary or in HDF5, converting V1 layers to `layer` with its blobs.
 
     Raises WeightsError, which names the path, if the file is missing, empty, truncated or of another kind, if
     it contains no blobs, or if the number of values of a blob does not match its shape.
     """
     data = _read(path, "caffemodel")
-    net = _parse(data, pb.NetParameter, path)
+    net = _parse_hdf5(data, parse_weights, path) or _parse(data, pb.NetParameter, path)
     if net is None or not (net.layer or net.layers):
         raise WeightsError(path, *_diagnose(data, "caffemodel", path))
     for old in net.layers:
+        if old.HasField("layer"):  # the format from before 2013
+            net.layer.add(name=old.layer.name, bottom=old.bottom, top=old.top, blobs=old.layer.blobs)
+            continue
         kind = V1_TYPES[pb.V1LayerParameter.LayerType.Name(old.type)]
         net.layer.add(name=old.name, type=kind, bottom=old.bottom, top=old.top, blobs=old.blobs)
     del net.layers[:]
@@ -89,7 +93,7 @@ def load_solverstate(path: str | Path) -> pb.SolverState:
     missing, since Caffe would then resume from random weights.
     """
     data = _read(path, "solverstate")
-    state = _parse(data, pb.SolverState, path)
+    state = _parse_hdf5(data, parse_state, path) or _parse(data, pb.SolverState, path)
     if state is None or not (state.HasField("iter") and state.history):
         raise WeightsError(path, *_diagnose(data, "solverstate", path))
     if state.iter < 0:
@@ -108,8 +112,13 @@ def save_message(message: Message, path: str | Path) -> None:
 
     Raises WeightsError if the file cannot be written.
     """
+    save_bytes(message.SerializeToString(deterministic=True), path)
+
+
+def save_bytes(data: bytes, path: str | Path) -> None:
+    """Write a file as save_message does."""
     try:
-        write_whole({Path(path): message.SerializeToString(deterministic=True)}, is_synced=True)
+        write_whole({Path(path): data}, is_synced=True)
     except OSError as error:
         hint = hint_for(error, "check its folder")
         raise WeightsError(path, f"cannot be written: {error.strerror}", hint) from None
@@ -229,14 +238,6 @@ def show_image(shape: Sequence[int]) -> str:
     return f"{width}x{height} pixels and {describe_count(channels, 'channel')}"
 
 
-def packed_data(blob: pb.BlobProto) -> bytes:
-    """Return the bytes of `data`, as little-endian float32, without creating a Python float per value."""
-    bare = pb.BlobProto()
-    bare.data.MergeFrom(blob.data)
-    message = bare.SerializeToString()  # a tag and a length, then the values
-    return message[len(message) - 4 * len(blob.data) :]
-
-
 def _read(path: str | Path, kind: str) -> bytes:
     hint = f"give the path to a {kind}"
     try:
@@ -322,6 +323,19 @@ def _parse(data: bytes, cls: type[M], path: str | Path) -> M | None:
         raise WeightsError(path, what, hint_at_limit("weights-fields")) from None
     except ValueError:
         return None
+
+
+def _parse_hdf5(data: bytes, parse: Callable[[bytes], M], path: str | Path) -> M | None:
+    """Return the message in an HDF5 file; None for other data."""
+    if not data.startswith(MAGIC):
+        return None
+    try:
+        return parse(data)
+    except HDF5FileError as error:
+        what = f"is an HDF5 file that {error}"
+        raise WeightsError(path, what, "copy it again and compare sizes") from None
+    except InputError as error:
+        raise WeightsError(path, f"is an HDF5 file, but {error.what}", error.hint) from None
 
 
 def _diagnose(data: bytes, kind: str, path: str | Path) -> tuple[str, str]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.caffe.hdf5_weights import import_h5py
+from caffe_recipes.errors import DataError
 from caffe_recipes.files.bounded_reads import load_within
 
 _Values = NDArray[np.float32]
@@ -107,12 +107,3 @@ def _load(path: str, name: str) -> _Values:
     if not values.ndim or not len(values):
         raise DataError(path, f"dataset '{name}' has no rows", _ADVICE)
     return values
-
-
-def import_h5py() -> Any:  # noqa: ANN401 - h5py has no types
-    """Return the module h5py. Raises InputError if it is not installed."""
-    try:
-        import h5py
-    except ImportError:
-        raise InputError("", "h5py is not installed", "pip install h5py, or the extra 'hdf5'") from None
-    return h5py

@@ -12,6 +12,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import load_dialects
 from caffe_recipes.caffe.dialects.convert import convert_document
 from caffe_recipes.caffe.dialects.schema import load_lenient, outer_foreign
+from caffe_recipes.caffe.hdf5_weights import import_h5py
 from caffe_recipes.caffe.prototxt import Document, is_kind, load_prototxt
 from caffe_recipes.caffe.rates import check_rates
 from caffe_recipes.caffe.text.parser import ForeignName
@@ -31,6 +32,8 @@ def load_solver(path: str, level: int, stages: Sequence[str]) -> pb.SolverParame
     solver.train_state.stage.extend(stages)
     for what, hint in _list_errors(solver):
         raise InputError(path, what, hint)
+    if solver.snapshot_format == solver.HDF5:
+        import_h5py()  # not only when the first snapshot is due
     for fault in check_rates(solver):
         raise InputError(path, str(fault), "correct the schedule")
     return solver
@@ -61,7 +64,6 @@ def _list_errors(solver: pb.SolverParameter) -> list[tuple[str, str]]:
             f"regularization_type '{regularization}' is unknown",
             "give L1 or L2",
         ),
-        (solver.snapshot_format == solver.HDF5, "snapshot_format HDF5 is not supported", "use BINARYPROTO"),
         (solver.snapshot_diff, "snapshot_diff is not supported", "remove it"),
         (solver.local_lr_auto, "local_lr_auto is not supported", "remove it"),
         (solver.eval_type != "classification", f"eval_type {solver.eval_type} is not supported", "remove it"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,14 +11,19 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import to_ours
-from caffe_recipes.caffe.weights import blob_shape, blob_values, fits_shape, packed_data, save_message
+from caffe_recipes.caffe.hdf5_weights import render_state, render_weights
+from caffe_recipes.caffe.packed_blobs import fill_blob, packed_data
+from caffe_recipes.caffe.weights import blob_shape, blob_values, fits_shape, save_bytes, save_message
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
+from caffe_recipes.engine.operators.elementwise import scales_channels
 from caffe_recipes.engine.operators.operator import format_shape
 from caffe_recipes.engine.updates import ParamGroup, view_as_blob
 from caffe_recipes.errors import InputError, WeightsError, hint_for
 from caffe_recipes.files.atomic_writes import check_replaceable
 from caffe_recipes.wording import describe_count, find_nearest, plural
+
+_PLAIN_BLOBS = 3  # of a BatchNorm that does not scale by itself
 
 
 def snapshot_name(prefix: str, iteration: int, suffix: str) -> str:
@@ -67,48 +72,40 @@ def _history_blobs(net: RunnableNet, groups: Sequence[ParamGroup]) -> list[Tenso
 
 
 def _fill_blob(blob: pb.BlobProto, tensor: Tensor) -> None:
-    """Fill a blob message with a tensor, in wire format: value by value would take ten seconds."""
-    blob.shape.dim.extend(tensor.shape)
-    values = tensor.detach().cpu().numpy().astype("<f4").tobytes()
-    blob.MergeFromString(_DATA_TAG + _varint(len(values)) + values)
-
-
-_DATA_TAG = bytes(
-    [pb.BlobProto.DATA_FIELD_NUMBER << 3 | 2]
-)  # tag of a packed field: its length and values follow
-
-
-def _varint(number: int) -> bytes:
-    """Return a number in protobuf's varint encoding: seven bits per byte, the lowest first.
-
-    >>> _varint(300).hex()
-    'ac02'
-    """
-    low = []
-    while number > 0x7F:
-        low.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*low, number])
+    fill_blob(blob, tensor.shape, tensor.detach().cpu().numpy().astype("<f4").tobytes())
 
 
 def save_snapshot(
-    net: RunnableNet, groups: Sequence[ParamGroup], prefix: str, state: pb.SolverState, log: Log
+    net: RunnableNet,
+    groups: Sequence[ParamGroup],
+    solver: pb.SolverParameter,
+    state: pb.SolverState,
+    log: Log,
 ) -> None:
-    """Write `<prefix>_iter_<N>.caffemodel` and `.solverstate`, where N is `state.iter`.
+    """Write `<prefix>_iter_<N>.caffemodel` and `.solverstate`, with N from `state`; for HDF5, with `.h5`.
 
     The solverstate is `state` with the name of the caffemodel and the history: the first history blob of each
     parameter, in order, then the second ones. Raises WeightsError if a file cannot be written.
     """
     log.info("solver.cpp:708", "Snapshot begin")
-    model = snapshot_name(prefix, state.iter, ".caffemodel")
-    log.info("solver.cpp:770", f"Snapshotting to binary proto file {model}")
-    save_message(build_net_message(net), model)
-    name = snapshot_name(prefix, state.iter, ".solverstate")
-    log.info("sgd_solver.cpp:750", f"Snapshotting solver state to binary proto file {name}")
+    is_hdf5 = solver.snapshot_format == solver.HDF5
+    kind, end = ("HDF5", ".h5") if is_hdf5 else ("binary proto", "")
+    model = snapshot_name(solver.snapshot_prefix, state.iter, f".caffemodel{end}")
+    log.info("solver.cpp:770", f"Snapshotting to {kind} file {model}")
+    weights = build_net_message(net)
+    if is_hdf5:
+        save_bytes(render_weights((layer.name, layer.blobs) for layer in weights.layer), model)
+    else:
+        save_message(weights, model)
+    name = snapshot_name(solver.snapshot_prefix, state.iter, f".solverstate{end}")
+    log.info("sgd_solver.cpp:750", f"Snapshotting solver state to {kind} file {name}")
     state.learned_net = model
     for blob in _history_blobs(net, groups):
         _fill_blob(state.history.add(), blob)
-    save_message(state, name)
+    if is_hdf5:
+        save_bytes(render_state(state), name)
+    else:
+        save_message(state, name)
     log.info("solver.cpp:735", "Snapshot end")
 
 
@@ -123,7 +120,8 @@ def copy_weights(
     """
     wanted = {name: blobs for name, blobs in net.blobs().items() if name not in new}
     found = set()
-    for layer in weights.layer:
+    layers = list(_separate_norms(net, weights))
+    for layer in layers:
         if layer.name not in wanted:
             if layer.blobs:
                 log.info("net.cpp:1137", f"Ignoring source layer {layer.name}")
@@ -142,7 +140,29 @@ def copy_weights(
     if wanted and not found:
         what = f"has no layer in common with {net.path}: it belongs to another net"
         raise WeightsError(path, what, f"its layers are {_list_first(layer.name for layer in weights.layer)}")
-    return [layer.name for layer in weights.layer if layer.blobs]
+    return [layer.name for layer in layers if layer.blobs]
+
+
+def _separate_norms(net: RunnableNet, weights: pb.NetParameter) -> Iterator[pb.LayerParameter]:
+    """Yield the layers of a file, with the batch norms of Intel's MKL engines taken apart as the net is.
+
+    Such a BatchNorm has five blobs: the last two are the factor and the shift of the Scale layer after it,
+    which Intel's Caffe merges into it (include/caffe/util/remove_batch_norm.hpp).
+    """
+    there = {layer.name for layer in weights.layer if layer.blobs}
+    scales = {node.bottoms[0]: node.param.name for node in net.nodes if scales_channels(node.param)}
+    parts = {
+        node.param.name: scales.get(node.tops[0])
+        for node in net.nodes
+        if node.param.type == "BatchNorm" and len(node.blobs) == _PLAIN_BLOBS
+    }
+    for layer in weights.layer:
+        scale = parts.get(layer.name)
+        if scale is None or scale in there or len(layer.blobs) != _PLAIN_BLOBS + 2:
+            yield layer
+            continue
+        yield pb.LayerParameter(name=layer.name, blobs=layer.blobs[:_PLAIN_BLOBS])
+        yield pb.LayerParameter(name=scale, blobs=layer.blobs[_PLAIN_BLOBS:])
 
 
 def check_complete(

@@ -455,7 +455,7 @@ class Solver:
             if self._ranks.rank == 0:
                 state = self.schedule.state(self.iteration)
                 try:
-                    save_snapshot(self.net, self.groups, self.param.snapshot_prefix, state, self._log)
+                    save_snapshot(self.net, self.groups, self.param, state, self._log)
                 except WeightsError as error:  # a failed run, not bad input
                     raise RunFailed(error.where, error.what, error.hint) from None
 

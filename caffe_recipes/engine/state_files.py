@@ -28,7 +28,7 @@ def export_state(model: Model, out: Path) -> str:
     """Write a safetensors file, and return a line on what it holds. Raises InputError."""
     module = load_module(model.net, model.weights)
     state = module.state_dict()
-    write_export(out, render_state(state, describe_export(model, module)))
+    write_export(out, render_safetensors(state, describe_export(model, module)))
     return f"{len(state)} tensors, {sum(values.numel() for values in state.values()):,} values"
 
 
@@ -51,7 +51,7 @@ def describe_export(model: Model, module: CaffeModule) -> Mapping[str, str]:
     }
 
 
-def render_state(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+def render_safetensors(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of a file with these tensors, as float32, and this metadata."""
     header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     pieces, end = [], 0

@@ -193,7 +193,7 @@ NOT_WEIGHTS: dict[str, tuple[bytes, str]] = {
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "is a Git LFS pointer"),
     "net_prototxt": (b'name: "x"\nlayer {\n  name: "y"\n}\n', "is a prototxt of a net"),
     "solver_prototxt": (b'net: "net.prototxt"\nbase_lr: 0.1\n', "is a prototxt of a solver"),
-    "hdf5": (b"\x89HDF\r\n\x1a\n\x00\x00\x00", "is an HDF5 file"),
+    "hdf5": (b"\x89HDF\r\n\x1a\n\x00\x00\x00", "is an HDF5 file that cannot be read: "),
     "gzip": (b"\x1f\x8b\x08\x00\x00", "is a compressed archive"),
     "binary": (bytes(range(256)) * 20, "is not a caffemodel, or a truncated one"),
     "truncated": (tiny_weights().SerializeToString()[:-3], "is not a caffemodel, or a truncated one"),

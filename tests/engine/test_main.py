@@ -140,7 +140,6 @@ def test_bad_arguments_exit_2_with_one_line(case: Path, run: Run, words: tuple[s
         ("max_iter: 6", 'max_iter: 6 type: "Adma"', "type 'Adma' is unknown"),
         ("max_iter: 6", 'max_iter: 6 type: "AdaGrad" momentum: 0.9', "AdaGrad takes no momentum"),
         ("max_iter: 6", 'max_iter: 6 regularization_type: "L3"', "'L3' is unknown"),
-        ("max_iter: 6", "max_iter: 6 snapshot_format: HDF5", "HDF5 is not supported"),
         ("max_iter: 6", "max_iter: 6 test_iter: 2", "no test_interval"),
         ("max_iter: 6", "max_iter: 6 test_iter: 0 test_interval: 1", "test_iter is below 1"),
         ("max_iter: 6", "max_iter: 6 lerning_rate: 1", "lerning_rate"),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.weights import load_weights
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.operators.data import RecordReader
 from caffe_recipes.engine.solver import RateSchedule, SmoothedLoss
@@ -89,6 +90,21 @@ def test_training_resumes_as_if_it_had_not_stopped(case: Path, run: Run, change:
     assert "SGDSolver: restoring history" in log
     assert messages(log, r"^Iteration (\d+), loss") == ["4", "6"]
     assert weights(case / "run_iter_6.caffemodel") == pytest.approx(through, abs=1e-7)
+
+
+def test_snapshots_in_hdf5_resume_too(case: Path, run: Run, change: Change) -> None:
+    settings = "max_iter: 6 snapshot: 3 momentum: 0.9 snapshot_format: HDF5"
+    change(case / "net.prototxt", ALL)
+    change(case / "solver.prototxt", ("max_iter: 6", settings))
+    log = train(run)
+    assert "Snapshotting to HDF5 file run_iter_3.caffemodel.h5" in log
+    through = load_weights(case / "run_iter_6.caffemodel.h5")
+    (case / "run_iter_6.caffemodel.h5").unlink()
+    train(run, "-snapshot", "run_iter_3.solverstate.h5")
+    again = load_weights(case / "run_iter_6.caffemodel.h5")
+    for one, other in zip(through.layer, again.layer, strict=True):
+        for blob, same in zip(one.blobs, other.blobs, strict=True):
+            assert list(same.data) == pytest.approx(list(blob.data), abs=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdaDelta", "RMSProp"])

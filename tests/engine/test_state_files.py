@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.model_folder import ModelDescription
@@ -17,6 +15,7 @@ from caffe_recipes.engine.module import load_module
 from caffe_recipes.engine.state_files import export_state
 from caffe_recipes.errors import InputError
 from tests.engine.test_module import NAMES, NET, write_net
+from tests.extras import needs
 
 
 def model_in(folder: Path, text: str = NET, seed: int = 0) -> Model:
@@ -25,7 +24,10 @@ def model_in(folder: Path, text: str = NET, seed: int = 0) -> Model:
     return Model(*write_net(folder, text, seed), described, transform)
 
 
+@needs("dev", "safetensors")
 def test_the_file_loads_into_a_module(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
     model = model_in(tmp_path)
     line = export_state(model, tmp_path / "a.safetensors")
     assert line == "8 tensors, 453 values"
@@ -38,7 +40,10 @@ def test_the_file_loads_into_a_module(tmp_path: Path) -> None:
     assert torch.equal(other(x), module(x))
 
 
+@needs("dev", "safetensors")
 def test_the_file_says_how_inputs_are_made_and_is_the_same_each_time(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
     model = model_in(tmp_path, f'name: "small"\n{NET}')
     for name in ("a", "b"):
         export_state(model, tmp_path / name)
