@@ -234,7 +234,8 @@ def _report(run: Run) -> None:
         try:  # here, not at the start of a run, since when caffe-recipes may have been replaced
             from caffe_recipes.run.report.writing import write_own_report
 
-            reason = write_own_report(run.path(run.folder), run.setting.root, hidden)
+            ran_s = sum(done.seconds for done in run.journal.state().finished.values())
+            reason = write_own_report(run.path(run.folder), run.setting.root, ran_s, hidden)
         except Exception as error:
             reason = describe_setback(error)
         if reason:

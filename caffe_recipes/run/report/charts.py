@@ -99,13 +99,17 @@ def _speed_points(curve: TrainingCurve, train_images: int) -> list[ChartPoint]:
     ]
 
 
-def find_slow(curve: TrainingCurve) -> tuple[int, list[SlowDisplay]]:
-    """Return how many displays took over twice the median of their phase, and the slowest of them."""
-    slow = []
+def find_slow(curve: TrainingCurve) -> tuple[int | None, list[SlowDisplay]]:
+    """Return how many displays took over twice the median of their phase, and the slowest of them.
+
+    The number is None if no phase shows the times of enough displays to compare them.
+    """
+    slow, is_known = list[SlowDisplay](), False
     for piece in curve.pieces:
         each = [(iteration, took_s / count) for iteration, _, count, took_s in _displays(piece)]
         if len(each) < 4:
             continue
+        is_known = True
         typical_s = median(seconds for _, seconds in each)
         slow += [
             SlowDisplay(piece.name, iteration, seconds, seconds / typical_s)
@@ -113,7 +117,7 @@ def find_slow(curve: TrainingCurve) -> tuple[int, list[SlowDisplay]]:
             if seconds > _SLOW * typical_s
         ]
     worst = sorted(slow, key=lambda one: -one.times)[:_MOST_SLOW]
-    return len(slow), worst
+    return len(slow) if is_known else None, worst
 
 
 def _number(value: float, digits: int = 5) -> float | None:

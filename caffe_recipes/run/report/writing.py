@@ -11,8 +11,8 @@ from caffe_recipes.run.report.contents import load_contents
 from caffe_recipes.run.report.page import render_report
 
 REPORT = "report.html"  # in the folder of a run
-# With larger logs, reading them would delay the end of a run for over a second.
-_MOST_LOG_BYTES = 2 << 20
+# Reading logs of 2 MiB takes less than a second. Of a longer run, it may take a thousandth of its time.
+_MOST_LOG_BYTES, _LOG_BYTES_PER_S = 2 << 20, 5000
 
 
 def write_report(names: Sequence[str], out: Path, root: str, hidden: Collection[str] = ()) -> tuple[str, ...]:
@@ -29,14 +29,15 @@ def write_report(names: Sequence[str], out: Path, root: str, hidden: Collection[
     return tuple(f"{run.name}: {line}" for run in runs for line in run.unread)
 
 
-def write_own_report(folder: Path, root: Path, hidden: Collection[str] = ()) -> str:
+def write_own_report(folder: Path, root: Path, ran_s: float = 0.0, hidden: Collection[str] = ()) -> str:
     """Write the report of a run into its folder, at its end; return why that was not done, or "".
 
-    It never fails the run: whatever goes wrong is returned.
+    The longer the run took, the longer reading its logs may take. It never fails the run: whatever goes
+    wrong is returned.
     """
     try:
         size_bytes = sum(path.stat().st_size for path in (folder / "logs").glob("*.log"))
-        if size_bytes > _MOST_LOG_BYTES:
+        if size_bytes > max(_MOST_LOG_BYTES, _LOG_BYTES_PER_S * ran_s):
             return f"its logs are large; write it with `caffe-recipes report {folder.name} -o report.html`"
         write_report([str(folder)], folder / REPORT, str(root), hidden)
     except Exception as error:

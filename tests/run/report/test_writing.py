@@ -26,3 +26,12 @@ def test_what_goes_wrong_is_returned_and_not_raised(place: Place) -> None:
     with (folder / "logs" / "init-1.log").open("a") as log:
         log.truncate(3 << 20)
     assert write_own_report(folder, place.root).startswith("its logs are large; write it with `caffe-recipes")
+
+
+def test_the_report_of_a_long_run_is_written_from_logs_of_its_size(place: Place) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    with (folder / "logs" / "init-1.log").open("a") as log:
+        log.truncate(3 << 20)
+    assert write_own_report(folder, place.root, ran_s=600.0).startswith("its logs are large")
+    assert write_own_report(folder, place.root, ran_s=700.0) == ""
+    assert (folder / REPORT).stat().st_size > 10_000
