@@ -79,6 +79,21 @@ def is_own(user: int) -> bool:
     return user in (0, os.geteuid())
 
 
+def is_own_file(path: str | Path) -> bool:
+    """Return whether a file belongs to root or this user; raises OSError if it does not exist.
+
+    On a mount with squashed root, what root creates belongs to nobody, as does the folder. That is only so
+    for root of the machine, not of a container with users of its own.
+    """
+    user = Path(path).stat().st_uid
+    if is_own(user):
+        return True
+    if os.geteuid() or user != _unknown_user() or _uid_map() != [(0, 0, 4294967295)]:
+        return False
+    folder = Path(path).resolve().parent.stat()
+    return folder.st_uid == user and not is_open(folder)
+
+
 def is_trusted(user: int) -> bool:
     """Return whether a user is trusted everywhere."""
     return is_own(user) or user in _named
@@ -306,18 +321,36 @@ def _read_link(around: OpenFolder, name: str, writes: bool, is_on_the_way: bool)
 def _is_unmapped(user: int) -> bool:
     """Return whether a user may be root outside of our user namespace, as the owner of /tmp in a container.
 
-    Users who are not mapped into the namespace appear as one, which some maps also contain. If root alone is
-    mapped to one user, that user made the namespace, and all its numbers belong to them.
+    Users who are not mapped into the namespace appear as one, which some maps also contain. If root alone, of
+    this namespace or of the one around it, is mapped to one user, that user made the namespace, and all its
+    numbers belong to them: `podman` maps root, and `podman --userns=keep-id` maps the user to root of a
+    namespace that it made before.
     """
-    try:
-        unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
-        lines = Path("/proc/self/uid_map").read_text().splitlines()
-    except (OSError, ValueError):
+    ranges, me = _uid_map(), os.geteuid()
+    if user != _unknown_user() or not ranges:
         return False
-    ranges = [tuple(map(int, line.split())) for line in lines]
     is_mapped = any(first <= user < first + count for first, _, count in ranges)
-    is_of_one_user = any((first, count) == (0, 1) for first, _, count in ranges)
-    return user == unknown and (is_of_one_user or not is_mapped)
+    is_of_one_user = any(
+        count == 1 and (first == 0 or (first, outside) == (me, 0)) for first, outside, count in ranges
+    )
+    return is_of_one_user or not is_mapped
+
+
+def _unknown_user() -> int | None:
+    """Return the number that stands for users who have none here."""
+    try:
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _uid_map() -> list[tuple[int, int, int]]:
+    """Return the ranges of users in our user namespace: the first, that outside, and their count."""
+    try:
+        lines = Path("/proc/self/uid_map").read_text().splitlines()
+        return [(int(first), int(outside), int(count)) for first, outside, count in map(str.split, lines)]
+    except (OSError, ValueError):
+        return []
 
 
 def path_of(number: int) -> str:

@@ -19,22 +19,33 @@ from caffe_recipes.trust import (
     check_read,
     check_write,
     is_changed_by_group,
+    is_own_file,
     named_owners,
     trusting,
 )
 from tests.trust_cases import CASES, STRANGER, USERS, Case, as_root
+from tests.user_namespace import NO_NAMESPACE
 
-# Answers as `ask` does, in a process of its own.
-PROGRAM = """
+# Answers as `ask` does, in a user namespace.
+PROGRAM = f"""
 import sys
 from pathlib import Path
-from caffe_recipes.trust import UntrustedPathError, check_read, check_write
+sys.path.append({str(Path(__file__).parent.parent)!r})
+from caffe_recipes.trust import UntrustedPathError, check_read, check_write, is_own_file
+from tests.user_namespace import enter_namespaces
+path, user, *maps = sys.argv[1:]
+try:
+    enter_namespaces(maps, int(user))
+except OSError as error:
+    print(error, file=sys.stderr)
+    sys.exit({NO_NAMESPACE})
 for check in (check_read, check_write):
     try:
-        check(Path(sys.argv[1]))
+        check(Path(path))
         print("True")
     except UntrustedPathError:
         print("False")
+print(is_own_file(path))
 """
 
 
@@ -47,7 +58,7 @@ def top() -> Iterator[Path]:
 
 
 def ask(case: Case, path: Path) -> list[bool]:
-    """Return whether Python reads and writes."""
+    """Return whether Python reads and writes, and takes the file as the user's own."""
     answers = []
     with trusting([USERS[name] for name in case.named]):
         for check in (check_read, check_write):
@@ -56,7 +67,7 @@ def ask(case: Case, path: Path) -> list[bool]:
                 answers.append(True)
             except UntrustedPathError:
                 answers.append(False)
-    return answers
+    return [*answers, is_own_file(path)]
 
 
 @pytest.mark.promise("no file is put where others could exchange it")
@@ -67,13 +78,16 @@ def test_python_decides_as_the_table_says(case: Case, top: Path, monkeypatch: py
     path = case.make(top)
     if not case.maps:
         monkeypatch.setattr(os, "geteuid", lambda: USERS[case.me])
-        assert ask(case, path) == [case.read, case.write]
-        return
-    words = ["unshare", "--user", *case.maps, sys.executable, "-c", PROGRAM, str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no user namespace: {done.stderr.strip()[-100:]}")
-    assert done.stdout.split() == [str(case.read), str(case.write)]
+        answers = ask(case, path)
+    else:
+        words = [sys.executable, "-c", PROGRAM, str(path), str(USERS[case.me]), *case.maps]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode == NO_NAMESPACE:
+            pytest.skip(f"no user namespace: {done.stderr.strip()[-100:]}")
+        assert done.stderr == ""
+        answers = [word == "True" for word in done.stdout.split()]
+    assert answers[:2] == [case.read, case.write]
+    assert case.own in (None, answers[2])
 
 
 def test_a_refusal_names_the_step_and_says_what_to_do(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ _GROUP = 54321
 class Case:
     """May this user read and believe the file at the end of `path`, and may they write there?
 
-    `named` users are trusted. With `maps`, words for `unshare`, a user namespace is asked.
+    `named` users are trusted. With `maps`, texts of uid_map, it is asked in a user namespace, or in several
+    that contain each other. `own` is whether the file is as good as this user's own, None if it is not asked.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Case:
     named: tuple[str, ...] = ()
     me: str = "me"
     maps: tuple[str, ...] = ()
+    own: bool | None = None
 
     def make(self, top: Path) -> Path:
         """Make the tree; return the path that is asked about."""
@@ -72,9 +74,14 @@ def plant(link: Path, to: Path, owner: int = STRANGER) -> Path:
 
 _MINE = {"mine": "me 755", "mine/file": "me 644"}
 _TMP = {"tmp": "root 1777"}
+_NFS = {"nfs": "nobody 755", "nfs/data": "nobody 755", "nfs/data/file": "nobody 644"}
 _BOBS = {"tmp/bob": "bob 755", "tmp/bob/file": "bob 644"}
-_IN_CONTAINER = ("--map-user=1000",)
-_AS_ROOT_OF_CONTAINER = ("--map-root-user",)
+_IN_CONTAINER = ("1234 0 1",)
+_AS_ROOT_OF_CONTAINER = ("0 0 1",)
+# Of rootless podman with --userns=keep-id, which maps all users twice.
+_KEEPING_ID = ("0 0 1\n1 100000 65536", "0 1 1234\n1234 0 1\n1235 1235 64302")
+# Of a container that root made, with users of its own and one of the machine's.
+_WITH_USERS = ("0 100000 1234\n1234 1234 1\n1235 101235 64301",)
 
 CASES = (
     # Where nobody but the owners of the folders can create anything.
@@ -99,6 +106,53 @@ CASES = (
         "nfs/mine/file",
         True,
         True,
+    ),
+    Case("data on a mount with squashed root", _NFS, "nfs/data/file", True, True, own=False),
+    Case("the same, for root", _NFS, "nfs/data/file", True, True, me="root", own=True),
+    Case(
+        "the same, for root of a container",
+        _NFS,
+        "nfs/data/file",
+        True,
+        True,
+        me="root",
+        maps=_AS_ROOT_OF_CONTAINER,
+        own=False,
+    ),
+    Case(
+        "file of nobody in the folder of a colleague, for root",
+        {"project": "bob 755", "project/file": "nobody 644"},
+        "project/file",
+        True,
+        True,
+        me="root",
+        own=False,
+    ),
+    Case(
+        "file of a colleague in a folder of nobody, for root",
+        {"nfs": "nobody 755", "nfs/file": "bob 644"},
+        "nfs/file",
+        True,
+        True,
+        me="root",
+        own=False,
+    ),
+    Case(
+        "file of nobody in a folder of nobody that everybody can change, for root",
+        {"nfs": "nobody 777", "nfs/file": "nobody 644"},
+        "nfs/file",
+        False,
+        False,
+        me="root",
+        own=False,
+    ),
+    Case(
+        "data of nobody in /tmp, for root",
+        _TMP | {"tmp/data": "nobody 755", "tmp/data/file": "nobody 644"},
+        "tmp/data/file",
+        False,
+        False,
+        me="root",
     ),
     Case("file of a colleague in an own folder", _MINE | {"mine/file": "bob 644"}, "mine/file", True, True),
     Case(
@@ -270,7 +324,40 @@ CASES = (
         "tmp/file",
         True,
         True,
+        me="root",
         maps=_AS_ROOT_OF_CONTAINER,
+    ),
+    Case(
+        "/tmp of a container with all users, which somebody outside owns",
+        {"tmp": "bob 1777", "tmp/file": "root 644"},
+        "tmp/file",
+        True,
+        True,
+        maps=_KEEPING_ID,
+    ),
+    Case(
+        "file from outside in /tmp of a container with all users",
+        {"tmp": "bob 1777", "tmp/file": "bob 644"},
+        "tmp/file",
+        False,
+        True,
+        maps=_KEEPING_ID,
+    ),
+    Case(
+        "folder from outside in /tmp of a container with all users",
+        {"tmp": "bob 1777", "tmp/bob": "bob 755", "tmp/bob/file": "root 644"},
+        "tmp/bob/file",
+        False,
+        False,
+        maps=_KEEPING_ID,
+    ),
+    Case(
+        "everybody's folder in a container of root's, whose owner could be its user nobody",
+        {"tmp": "bob 1777", "tmp/file": "me 644"},
+        "tmp/file",
+        True,
+        False,
+        maps=_WITH_USERS,
     ),
     Case(
         "file from outside in /tmp of a container",

@@ -1,6 +1,5 @@
 # Reports what preflight checks on a host: `facts [QUESTION PATH]...`. Changes nothing. nodes.py parses the answer. Other
 # users can create files in /tmp, so control characters are removed from the names found there.
-me=$(id -u)
 
 clean() { printf %s "$1" | tr -s '[:cntrl:]' ' ' | cut -c 1-4096; }
 user_of() { stat -c %U -- "$1" 2>/dev/null || echo '?'; }
@@ -37,10 +36,10 @@ look_at_snapshots() {
             continue
         elif ! [ -f "$file" ]; then
             kind='other'
-        elif [ "$(stat -c %u -- "$file")" != "$me" ]; then
-            kind='foreign'
-        else
+        elif is_ours "$(stat -c %u -- "$file")" "${file%/*}/"; then
             continue
+        else
+            kind='foreign'
         fi
         strays=$((strays + 1))
         if [ "$strays" -gt 100 ]; then say found more "$(user_of "$file")" "$(clean "$1")_iter_*" && return; fi

@@ -33,12 +33,14 @@ is_trusted() {
 }
 
 # Is $owner root outside of our user namespace, as the owner of /tmp in a container may be? Users who are not mapped appear as one.
-# If root alone is mapped to one user, that user made the namespace, and all its numbers belong to them.
+# If root alone, of this namespace or of the one around it, is mapped to one user, that user made the namespace, and all its numbers
+# belong to them: `podman` maps root, and `podman --userns=keep-id` maps the user to root of a namespace that it made before.
 is_unmapped() {
     [ "$owner" = "$(cat /proc/sys/kernel/overflowuid)" ] && [ -r /proc/self/uid_map ] || return 1
     is_mapped=no
-    while read -r first _ count; do
-        [ "$first $count" != '0 1' ] || return 0
+    while read -r first outside count; do
+        case "$count $first " in '1 0 ') return ;; esac
+        case "$count $outside $first" in "1 0 $me") return ;; esac
         if [ "$owner" -ge "$first" ] && [ "$owner" -lt $((first + count)) ]; then is_mapped=yes; fi
     done </proc/self/uid_map
     [ $is_mapped = no ]
@@ -289,7 +291,7 @@ look() {
     "$((0120000))") refuse "is a symbolic link owned by $(owner_of "$target")" ;;
     *) refuse "is not a file" ;;
     esac
-    [ "$owner" = "$me" ] || refuse "belongs to $(owner_of "$target")"
+    is_ours "$owner" "$folder" || refuse "belongs to $(owner_of "$target")"
     [ $((0x${found%% *} & 02)) = 0 ] || refuse "can be changed by anybody"
 }
 

@@ -8,3 +8,12 @@ CAFFE_RECIPES_TOKEN=$1
 shift
 
 say() { printf '%s %s\n' "$CAFFE_RECIPES_TOKEN" "$*"; }
+
+# OWNER FOLDER: does a file there belong to this user? On a mount with squashed root, what root creates belongs to nobody, as does
+# the folder. That is only so for root of the machine, not of a container with users of its own.
+is_ours() {
+    [ "$1" != "$(id -u)" ] || return 0
+    [ "$(id -u) $1" = "0 $(cat /proc/sys/kernel/overflowuid)" ] || return 1
+    read -r first outside count </proc/self/uid_map && [ "$first $outside $count" = '0 0 4294967295' ] || return 1
+    around=$(stat -L -c '%u 0x%f' -- "$2") && [ "${around% *}" = "$1" ] && [ $((${around#* } & 02)) = 0 ]
+}

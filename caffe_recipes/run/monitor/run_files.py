@@ -28,7 +28,7 @@ from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, parse_run_name, sort_runs, thaw_recipe
 from caffe_recipes.run.journal import JOURNAL
-from caffe_recipes.trust import is_own
+from caffe_recipes.trust import is_own_file
 from caffe_recipes.wording import did_you_mean
 
 
@@ -128,7 +128,7 @@ class LocalFiles:
     def is_own(self, path: str) -> bool:
         """Return whether a file belongs to this user or to root."""
         try:
-            return is_own(Path(path).stat().st_uid)
+            return is_own_file(path)
         except OSError:
             return False
 

@@ -9,7 +9,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, file_bytes
 from caffe_recipes.cluster.remote import OTHER_FOLDER, check_trust
 from caffe_recipes.cluster.staging.file_sets import FileSet
-from caffe_recipes.data.tfrecords import records_manifest_path
+from caffe_recipes.data.manifest import manifest_path
 from caffe_recipes.run.context import RunSetup
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem
 from caffe_recipes.run.preflight.lmdbs import find_untrusted_data
@@ -31,7 +31,7 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
     """
     setting, data = view.setting, _data_of(view)
     source = setting.lmdb_source
-    if source in setting.built_data and not records_manifest_path(source).exists():
+    if source in setting.built_data and not manifest_path(source).exists():
         return [CheckResult(_TRAIN, f"{setting.show(source)}: will be built", is_checked=False)]
     if source is None:
         return _compare_records(view, view.hosts, data, _TRAIN)
@@ -64,7 +64,7 @@ def check_test_records(view: NodeView) -> list[CheckResult]:
     assert run is not None and run.data is not None
     data = run.data.validation
     folder = setting.root / (data.source or data.folder)
-    if folder in setting.built_data and not records_manifest_path(folder).exists():
+    if folder in setting.built_data and not manifest_path(folder).exists():
         return [CheckResult(_TEST, f"{setting.show(folder)}: will be built", is_checked=False)]
     if not view.plan.testings:
         return [CheckResult(_TEST, "not needed", is_checked=False)]
@@ -85,7 +85,7 @@ def _data_of(view: NodeView) -> Records:
 
 def _compare_records(view: NodeView, hosts: Sequence[Host], data: Records, subject: str) -> list[CheckResult]:
     """Check that every host has the manifest of its records, and all the same one."""
-    manifest = str(records_manifest_path(Path(view.setting.path(data.folder))))
+    manifest = str(manifest_path(Path(view.setting.path(data.folder))))
     problems: list[HostProblem] = []
     sizes: dict[str, int] = {}
     for answer in ask_all(hosts, lambda host: file_bytes(host, manifest), _ASK_RECORDS_S):

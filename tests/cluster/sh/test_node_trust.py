@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
+from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.trust import VARIABLE
+from tests import user_namespace
 from tests.cluster.sh.test_node import SHELLS
 from tests.trust_cases import CASES, USERS, Case
+from tests.user_namespace import NO_NAMESPACE
 
 # Asks both questions, each in a process that ends at a refusal.
-ASK = """target=$1 path=$1; set --; . "$0"; trust_owner_of /none
-for reads in yes no; do (check_path "$path"; echo yes) | tail -n 1 | cut -c 1-22; done"""
+ASK = """path=$1; set -- caffe-recipes:; . "$0/prelude.sh"; . "$0/node.sh"; target=$path; trust_owner_of /none
+for reads in yes no; do (check_path "$path"; echo yes) | tail -n 1 | cut -c 1-22; done
+if is_ours "$(stat -c %u -- "$path")" "${path%/*}/"; then echo own; else echo other; fi"""
 
 
 @pytest.mark.promise("no data of others is used in a shared folder")
@@ -28,16 +32,20 @@ def test_a_host_decides_as_the_table_says(case: Case) -> None:
     with tempfile.TemporaryDirectory(dir="/var") as name:
         Path(name).chmod(0o755)
         path = case.make(Path(name))
-        script = Path(name, "node.sh")
-        script.write_bytes(resources.files("caffe_recipes.cluster").joinpath("sh/node.sh").read_bytes())
-        script.chmod(0o644)
+        for part in ("prelude", "node"):
+            script = Path(name, f"{part}.sh")
+            script.write_text(program_text(part))
+            script.chmod(0o644)
         user = [f"--reuid={USERS[case.me]}", f"--regid={USERS[case.me]}", "--clear-groups"]
-        enter = ["unshare", "--user", *case.maps] if case.maps else ["setpriv", *user]
+        container = [sys.executable, user_namespace.__file__, str(USERS[case.me]), *case.maps, "--"]
+        enter = container if case.maps else ["setpriv", *user]
         environment = os.environ | {VARIABLE: " ".join(str(USERS[name]) for name in case.named)}
-        words = [*enter, *SHELLS["dash"], "-c", ASK, str(script), str(path)]
+        words = [*enter, *SHELLS["dash"], "-c", ASK, name, str(path)]
         done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False, cwd="/")
-    if done.returncode and case.maps:
+    if done.returncode == NO_NAMESPACE and case.maps:
         pytest.skip(f"no user namespace: {done.stderr.strip()[-100:]}")
-    answers = {"yes": True, "caffe-recipes: refused": False}
+    answers = {"yes": True, "caffe-recipes: refused": False, "own": True, "other": False}
     assert done.stderr == ""
-    assert [answers[line] for line in done.stdout.splitlines()] == [case.read, case.read and case.write]
+    *trusted, own = (answers[line] for line in done.stdout.splitlines())
+    assert trusted == [case.read, case.read and case.write]
+    assert case.own in (None, own)
