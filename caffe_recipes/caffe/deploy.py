@@ -125,6 +125,8 @@ def derive_deploy(
     where = path or net.name or "net"
     if net.layers:
         raise PrototxtError(where, "has `layers` of the old format", "run caffe-recipes upgrade on it")
+    if not net.layer:
+        raise PrototxtError(where, "has no layers", "give a net with a loss or an output")
     layers, has_data = _with_data(net, _with_losses(net, select_layers(net, pb.TEST)))
     graph = _Graph(layers, where)
     losses, notes = _choose_losses(layers, options, where)

@@ -35,6 +35,7 @@ from caffe_recipes.caffe.logs import (
     split_rank,
 )
 from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.config import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.render.horovod import render_horovod
@@ -44,7 +45,6 @@ from caffe_recipes.run.trainer import Attempt, Checkpoint, ProgramWords, Testing
 from caffe_recipes.tensorflow.logs import STEP_LINE, parse_evaluations
 from caffe_recipes.tensorflow.run import (
     TOO_OLD,
-    Misspelt,
     checkout,
     evaluate_argv,
     evaluate_environment,
@@ -249,7 +249,7 @@ class TensorFlow(Trainer):
         own = [path for folder in own_programs() for path in (folder, *_modules_in(folder))]
         return (self._folder, *self.files(), *own)
 
-    def unknown_flags(self) -> tuple[Misspelt, ...]:
+    def unknown_flags(self) -> tuple[tuple[Location, str, str], ...]:
         """Return the recipe's flags that the programs do not know; none if RESNET_DIR names others."""
         return () if own_programs() else tuple(find_unknown_flags(self.recipe.tensorflow))
 

@@ -17,9 +17,9 @@ from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.cluster.staging.file_sets import FileSet
+from caffe_recipes.config import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Reported
-from caffe_recipes.tensorflow.run import Misspelt
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ class Trainer(Protocol):
         """
         return ()
 
-    def unknown_flags(self) -> tuple[Misspelt, ...]:
+    def unknown_flags(self) -> tuple[tuple[Location, str, str], ...]:
         """Return the flags of the recipe that the programs do not know: location, what is wrong, hint."""
         return ()
 

@@ -24,6 +24,7 @@ from caffe_recipes.config import (
     Fraction,
     Frozen,
     FrozenMapping,
+    Location,
     NotNegative,
     PathText,
     Positive,
@@ -233,10 +234,9 @@ _OF_ABSL = frozenset(
         *("stderrthreshold", "undefok", "use_cprofile_for_profiling", "v", "verbosity"),
     )
 )
-Misspelt = tuple[tuple[str, ...], str, str]
 
 
-def find_unknown_flags(run: HorovodRun) -> Iterator[Misspelt]:
+def find_unknown_flags(run: HorovodRun) -> Iterator[tuple[Location, str, str]]:
     """Yield (location in a recipe, what is wrong, hint) for each flag that our programs do not know."""
     texts = dict(program_texts())
     known: set[str] = {*_OF_ABSL}

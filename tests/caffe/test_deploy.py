@@ -111,6 +111,8 @@ def test_unknown_sizes_and_nets_that_predict_nothing_are_refused() -> None:
         derive(NET.replace("crop_size: 8", ""), DeployOptions())
     with pytest.raises(PrototxtError, match="predicts nothing in phase TEST"):
         derive(NET[: NET.index("# the first")], DeployOptions())
+    with pytest.raises(PrototxtError, match="has no layers"):
+        derive("name: 'n'", DeployOptions())
 
 
 def test_a_loss_that_only_training_computes_becomes_the_prediction() -> None:

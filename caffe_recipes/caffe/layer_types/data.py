@@ -204,7 +204,7 @@ TYPES = (
     _data_layer("Input", blocks=(), source=Source(_input, reads_files=False, is_sized_by_files=False)),
     _data_layer(
         "MemoryData",
-        source=Source(_memory_data, reads_files=False, is_sized_by_files=False),
+        source=Source(_memory_data, reads_files=False, names_source=False, is_sized_by_files=False),
         refuses=(
             TopCount(2),
             *(
@@ -220,7 +220,11 @@ TYPES = (
     ),
     LayerType("Python", in_place=True, is_result=True),
     LayerType("TRT", is_result=True),
-    _data_layer("VideoData", blocks=("data_param", "transform_param"), source=Source(_video_data)),
+    _data_layer(
+        "VideoData",
+        blocks=("data_param", "transform_param"),
+        source=Source(_video_data, names_source=False),
+    ),
     _data_layer(
         "WindowData",
         source=Source(_window_data, is_sized_by_files=False),

@@ -80,12 +80,13 @@ class TopCount:
 class Source:
     """How a data layer makes its tops; `shapes` infers them from the layer and its first record.
 
-    `reads_files` says whether it reads its records itself, and `is_sized_by_files` whether the size of its
-    images may be that of a record.
+    `reads_files` says whether it reads its records itself, `names_source` whether from the `source` beside
+    its batch_size, and `is_sized_by_files` whether the size of its images may be that of a record.
     """
 
     shapes: Callable[[pb.LayerParameter, Images], Sequence[Shape | None]]
     reads_files: bool = True
+    names_source: bool = True
     is_sized_by_files: bool = True
 
 
@@ -135,7 +136,8 @@ class LayerType:
     The shapes: `shapes` infers the tops and the learned blobs from the bottoms, and `source` the tops of a
     data layer. Where `shapes` is known, it takes from `bottoms[0]` to `bottoms[1]` bottoms, and makes at
     least `min_tops(layer)` tops if it has any. It learns at most `learned` blobs; `fillers` gives the filler
-    of each, and None is all zeros. `blob_names` are the names of its blobs in PyTorch's manner.
+    of each, and None is all zeros. `blob_names` are the names of its blobs in PyTorch's manner. With
+    `has_statistics`, these are statistics of its bottom, which no gradient changes.
 
     The checks of its LayerSetUp: `refuses`. If one of `zeroing_fields` is 0, its output ignores its input.
 
@@ -170,6 +172,7 @@ class LayerType:
     bottoms: tuple[int, float] = (1, 1)
     min_tops: Callable[[pb.LayerParameter], int] = lambda layer: 1
     learned: int = 0
+    has_statistics: bool = False
     fillers: Callable[[pb.LayerParameter], list[pb.FillerParameter]] | None = None
     blob_names: Callable[[pb.LayerParameter], tuple[str, ...]] = lambda layer: ("weight", "bias")
     refuses: tuple[RefusalCheck, ...] = ()

@@ -69,6 +69,7 @@ TYPES = (
         shapes=_batch_norm,
         # Two of them in an engine that also learns scale and shift, whose `filler` the plain engine ignores.
         learned=5,
+        has_statistics=True,
         blob_names=lambda layer: ("running_mean", "running_var", "factor", "weight", "bias"),
         refuses=(
             Bound(
@@ -83,7 +84,7 @@ TYPES = (
         is_never_label=True,
         operations=_batch_norm_passes,
     ),
-    LayerType("MKLBatchNorm", blocks=("batch_norm_param",), learned=5, in_place=True),
+    LayerType("MKLBatchNorm", blocks=("batch_norm_param",), learned=5, has_statistics=True, in_place=True),
     LayerType(
         "LRN",
         has_engine=True,

@@ -57,7 +57,10 @@ def add_data(document: Document[pb.NetParameter]) -> tuple[DocumentWithData, lis
     given = None if document.given is None else complete(document.given)
     net = complete(document.message)
     added = DocumentWithData(document.path, document.text, net, NO_COMMENTS, document.offsets, given=given)
-    return added, [finding("no-data", "")]
+    if document.message.layer:
+        return added, [finding("no-data", "")]
+    what, write = "the net has no layers", "check that the file was copied completely"
+    return added, [finding("no-data", "", what, effect="it learns nothing", write=write)]
 
 
 def upgrade_if_old(net: NetDocument) -> NetDocument:

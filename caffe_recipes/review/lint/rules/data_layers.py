@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from caffe_recipes.review.lint.net_view import NetView, PhaseNet
 
 
-_DATABASES = frozenset(("AnnotatedData", "Data"))
-_SOURCELESS = frozenset(("MemoryData", "VideoData"))
+def _names_source(layer: pb.LayerParameter) -> bool:
+    """Return whether the layer reads a sequence of records from its `source`."""
+    entry = type_of(layer)
+    return bool(entry.batch_block and entry.source and entry.source.names_source)
 
 
 @data_rule(
@@ -45,7 +47,7 @@ def _check_required_fields(view: NetView, index: int, layer: pb.LayerParameter) 
     if lacks_batch_size(layer):
         lack = describe_lack(getattr(layer, block), "batch_size")
         yield layer_finding("no-batch-size", view, index, f"{block}.batch_size", block=block, lack=lack)
-    if layer.type not in _SOURCELESS and not getattr(getattr(layer, block), "source", "-"):
+    if _names_source(layer) and not getattr(getattr(layer, block), "source", "-"):
         yield layer_finding("no-source", view, index, f"{block}.source", block=block)
 
 
@@ -67,7 +69,8 @@ def _check_required_fields(view: NetView, index: int, layer: pb.LayerParameter) 
 )
 def _check_backend(view: NetView, index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param = layer.data_param
-    if layer.type not in _DATABASES or param.backend == pb.DataParameter.LMDB:
+    is_database = _names_source(layer) and type_of(layer).batch_block == "data_param"
+    if not is_database or param.backend == pb.DataParameter.LMDB:
         return
     written = "has backend: LEVELDB" if param.HasField("backend") else "has no backend (default LEVELDB)"
     if "lmdb" in param.source.lower() and "leveldb" not in param.source.lower():
@@ -154,11 +157,7 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
 
 def _record_layers(phase: PhaseNet) -> list[int]:
     """Return the indexes of the layers of a phase that read a sequence of records."""
-    return [
-        i
-        for i, layer in enumerate(phase.layers)
-        if type_of(layer).batch_block and layer.type not in _SOURCELESS
-    ]
+    return [i for i, layer in enumerate(phase.layers) if _names_source(layer)]
 
 
 def _is_shuffled(layer: pb.LayerParameter) -> bool:

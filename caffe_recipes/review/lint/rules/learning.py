@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _MAX_NUMBERS = 2**31 - 1
 _MAX_LOSSES = 20  # with the same label
-# Types whose blobs are statistics, not learned by gradients.
-_STATISTICS_TYPES = frozenset(("BatchNorm", "MKLBatchNorm"))
 
 
 @multiplier_rule(
@@ -118,9 +116,13 @@ def _check_scores_frozen(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             yield layer_finding("scores-frozen", phase, blob[0], "param[0].lr_mult", reader=title(layer))
 
 
+def _has_weights(layer: pb.LayerParameter) -> bool:
+    return type_of(layer).learned > 0 and not type_of(layer).has_statistics
+
+
 def _learns(phase: PhaseNet, i: int) -> bool:
     layer = phase.layers[i]
-    if not type_of(layer).learned or layer.type in _STATISTICS_TYPES:
+    if not _has_weights(layer):
         return False
     learned = phase.learned(i)
     return any(_lr_mults(layer, len(learned) if learned is not None else max(len(layer.param), 1)))
@@ -151,11 +153,7 @@ def _check_loss_counted_twice(view: NetView, phase: PhaseNet) -> Iterator[Findin
     values=("layers",),
 )
 def _check_nothing_learns(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
-    learning = [
-        i
-        for i, layer in enumerate(phase.layers)
-        if type_of(layer).learned and layer.type not in _STATISTICS_TYPES and phase.learned(i) != ()
-    ]
+    learning = [i for i, layer in enumerate(phase.layers) if _has_weights(layer) and phase.learned(i) != ()]
     # Layers of unknown types may learn.
     if (
         phase.phase != pb.TRAIN

@@ -64,7 +64,9 @@ def test_a_net_without_data_is_checked_with_the_data_layer_that_a_recipe_adds(ch
     old = FC.replace("layer {", "layers {").replace('"InnerProduct"', "INNER_PRODUCT")
     loss = LOSS.replace("layer {", "layers {").replace('"SoftmaxWithLoss"', "SOFTMAX_LOSS")
     assert set(check_text(old + loss)) == {"no-data", "old-format"}
-    assert set(check_text('name: "of no layer"')) == {"no-data"}
+    found = check_text('name: "of no layer"')
+    assert set(found) == {"no-data"}
+    assert found["no-data"].what == "the net has no layers"
 
 
 def test_a_layer_that_learns_more_blobs_in_one_phase_is_found(check_text: CheckText) -> None:
