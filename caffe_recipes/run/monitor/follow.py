@@ -290,7 +290,7 @@ class AttachOptions(StatusOptions):
 class Screen(Protocol):
     """What a followed run is shown on, besides the lines of its reporter."""
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Prepare for a run that was found."""
 
     def show(self, run: FollowedRun) -> None:
@@ -326,7 +326,7 @@ def attach(
         follower = stack.enter_context(closing(Follower(files, say, env, options.once)))
         with closing(screen) if screen else nullcontext():
             if screen is not None:
-                screen.open()
+                screen.begin()
             _follow(shown, follower, jobs, env, screen)
         _show_end(shown, files, reporter)
 

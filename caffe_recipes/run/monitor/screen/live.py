@@ -33,7 +33,7 @@ def has_room(console: Console) -> bool:
 
 
 class RunScreen(Reporter):
-    """A reporter whose lines are shown on a screen, below the state of the run, from `open` to `close`."""
+    """A reporter whose lines are shown on a screen, below the state of the run, from `begin` to `close`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RunScreen(Reporter):
         self._news_at_s = clock()
         self._contents: ScreenContents | None = None
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Hold the lines from now on; the first `show` draws the screen."""
         self._is_open = True
 
