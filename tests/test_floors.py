@@ -166,7 +166,13 @@ def test_committed_jobs_stay_small_enough_to_review() -> None:
 
 
 # Where layer types are listed: their entries, the operators that run them, and what other Caffes lack.
-LAYER_TYPE_HOMES = ("caffe/layer_types", "engine/operators", "engine/onnx_operators", "caffe/dialects")
+LAYER_TYPE_HOMES = (
+    "caffe/layer_types",
+    "engine/operators",
+    "engine/onnx_operators",
+    "caffe/opencv_nets",
+    "caffe/dialects",
+)
 
 
 def layer_type_lists(path: Path) -> Iterator[int]:

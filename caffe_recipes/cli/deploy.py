@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -10,10 +11,10 @@ from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import NET, PATH, PATH_TEXT, Whole, examples, gather
 from caffe_recipes.cli.streams import any_dialect, echo, max_bytes_option, print_text
 from caffe_recipes.cli.summary import image_size
+from caffe_recipes.engine.packages import require_packages
 from caffe_recipes.review.deploy import (
     DeployChoices,
     check_dialect,
-    check_reader,
     load_deploy,
     write_deploy,
 )
@@ -56,7 +57,7 @@ from caffe_recipes.review.deploy import (
     "--for",
     "reader",
     type=click.Choice(["opencv"]),
-    help="Check that this program can run the net.",
+    help="Write what this program reads, and check that it computes the same.",
 )
 @click.option("--caffe-root", type=PATH, metavar="DIR", help="The folder that Caffe is started in.")
 @any_dialect
@@ -84,9 +85,17 @@ def deploy(
         if out in (None, "-"):
             raise click.UsageError("--fold-bn needs --out FILE: the new weights go beside it")
         made, folded = fold_file(made, weights)
-    text = render_checked(made.net, made.comments, net)
     if reader is not None:
-        check_reader(made, folded, net)
+        from caffe_recipes.caffe.opencv_nets import rewrite_for_opencv
+
+        require_packages("--for", "torch", "cv2")
+        from caffe_recipes.engine.opencv_check import compare_opencv
+
+        made = rewrite_for_opencv(made)
+        worst = compare_opencv(made.net, folded, net)
+        note = f"OpenCV gives the numbers of caffe-torch, within {worst:.1g} of the largest value"
+        made = replace(made, notes=(*made.notes, note))
+    text = render_checked(made.net, made.comments, net)
     if out in (None, "-"):
         print_text(text)
     else:

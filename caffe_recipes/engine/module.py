@@ -140,9 +140,14 @@ def load_module(net: str | Path, weights: str | Path) -> CaffeModule:
 
     Raises PrototxtError, InputError or WeightsError.
     """
-    param, quiet = load_net(str(net)), Log(enabled=False)
-    param.state.phase = pb.TEST
-    made = RunnableNet(param, str(net), DataContext(0, 1, 0, 0, quiet), torch.Generator())
-    loaded = copy_weights(made, load_weights(weights), str(weights), quiet)
-    check_complete(made, {str(weights): loaded}, "give the weights of this net")
+    return build_module(load_net(str(net)), load_weights(weights), str(net), str(weights))
+
+
+def build_module(net: pb.NetParameter, weights: pb.NetParameter, path: str, weights_path: str) -> CaffeModule:
+    """Return a net with weights as load_module does; the paths are for errors."""
+    quiet = Log(enabled=False)
+    net.state.phase = pb.TEST
+    made = RunnableNet(net, path, DataContext(0, 1, 0, 0, quiet), torch.Generator())
+    loaded = copy_weights(made, weights, weights_path, quiet)
+    check_complete(made, {weights_path: loaded}, "give the weights of this net")
     return CaffeModule(made)

@@ -36,7 +36,7 @@ def export_onnx(model: Model, images: Sequence[Path], out: Path) -> str:
         raise InputError(model.net, "is too large for one ONNX file (2 GiB)", "export it as safetensors")
     data = made.SerializeToString(deterministic=True)
     is_free = free_shapes(module)[0][:1] == (-1,)
-    batches = [_random_inputs(module, model.transform, more) for more in ((0, 2) if is_free else (0,))]
+    batches = [_random_inputs(module, model.transform, more) for more in ((0, 1) if is_free else (0,))]
     if images:
         predictor = Predictor(model)
         batches += [[predictor.prepare(image)[None]] for image in images]

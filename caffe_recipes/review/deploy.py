@@ -1,19 +1,16 @@
-"""Derive the deploy net of a net file, a solver or a recipe; check that a dialect or a program reads it."""
+"""Derive the deploy net of a net file, a solver or a recipe; check that a dialect reads it."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import Deploy, DeployOptions, derive_deploy
 from caffe_recipes.caffe.dialects import find_dialect
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
-from caffe_recipes.caffe.prototxt import MOST_BYTES, NO_COMMENTS, Comment, encode_prototxt, render_prototxt
-from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.caffe.prototxt import MOST_BYTES, NO_COMMENTS, Comment, encode_prototxt
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files.atomic_writes import write_whole
@@ -54,38 +51,6 @@ def check_dialect(deploy: Deploy, dialect: str, path: str) -> None:
     for difference in check_message(deploy.net, judge):
         if DIFFERENCE_RULES[difference.rule].severity != "note":
             raise InputError(path, difference.what, difference.write)
-
-
-def check_reader(deploy: Deploy, weights: pb.NetParameter | None, path: str) -> None:
-    """Raise InputError, with OpenCV's reason, if it cannot read a deploy net and run it.
-
-    Without weights, all of them are zeros, since OpenCV creates no layer without them.
-    """
-    try:
-        import cv2
-        import numpy as np
-    except ImportError:
-        raise InputError("--for", "opencv needs OpenCV", "pip install 'caffe-recipes[data]'") from None
-    found = infer_shapes(deploy.net, pb.TEST).layers
-    if weights is None:
-        weights = pb.NetParameter()
-        for one in found:
-            layer = weights.layer.add(name=one.layer.name, type=one.layer.type)
-            for shape in one.learned or ():
-                dims = [dim or 1 for dim in shape]
-                layer.blobs.add(shape=pb.BlobShape(dim=dims)).data.extend(array("f", bytes(4 * prod(dims))))
-    files = encode_prototxt(render_prototxt(deploy.net)), weights.SerializeToString()
-    try:
-        net = cv2.dnn.readNetFromCaffe(*(np.frombuffer(data, np.uint8) for data in files))
-        for one in found:
-            if one.layer.type == "Input":
-                for top, size in zip(one.layer.top, one.tops, strict=True):
-                    net.setInput(np.zeros([dim or 1 for dim in size or ()], np.float32), top)
-        net.forward()
-    except cv2.error as error:
-        reason = " ".join(str(error.err or error).split())
-        what = f"OpenCV cannot run this net: {reason}"
-        raise InputError(path, what, "replace the layer, or use caffe-recipes classify") from None
 
 
 def write_deploy(out: Path, text: str, weights: pb.NetParameter | None) -> list[Path]:

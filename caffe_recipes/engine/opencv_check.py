@@ -1,0 +1,98 @@
+"""Check that OpenCV gives the numbers of the engine for a deploy net.
+
+OpenCV ignores what it does not know, and then predicts something else without an error.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.packed_blobs import fill_blob
+from caffe_recipes.caffe.prototxt import encode_prototxt, render_prototxt
+from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.engine.module import build_module
+from caffe_recipes.engine.settings import load_net
+from caffe_recipes.errors import InputError
+
+TOLERANCE = 1e-4  # of the largest value
+
+
+def compare_opencv(net: pb.NetParameter, weights: pb.NetParameter | None, path: str) -> float:
+    """Return by how much OpenCV differs from the engine at most, relative to the largest value of an output.
+
+    Without weights, they are random, and so is the input. The scores below a softmax at the end are compared
+    too, since it hides how large ones differ. Raises InputError if the difference is more than TOLERANCE, or
+    if OpenCV cannot run the net.
+    """
+    weights = weights or make_weights(net)
+    below = type(net)()
+    below.CopyFrom(net)
+    while below.layer and below.layer[-1].type == "Softmax":
+        del below.layer[-1]
+    nets = [net, below] if 0 < len(below.layer) < len(net.layer) else [net]
+    return max(_compare(each, weights, path) for each in nets)
+
+
+def _compare(net: pb.NetParameter, weights: pb.NetParameter, path: str) -> float:
+    with TemporaryDirectory() as folder:
+        files = Path(folder) / "net.prototxt", Path(folder) / "net.caffemodel"
+        files[0].write_bytes(encode_prototxt(render_prototxt(net)))
+        files[1].write_bytes(weights.SerializeToString())
+        try:
+            own = load_net(str(files[0]))
+        except InputError as error:
+            raise error.reworded(where=path) from None
+        module = build_module(own, weights, path, path)
+        random = np.random.default_rng(0)
+        inputs = [random.standard_normal(shape, np.float32) for shape in module.input_shapes]
+        with torch.no_grad():
+            values = module.compute([torch.from_numpy(each) for each in inputs])
+        try:
+            reader = cv2.dnn.readNetFromCaffe(*map(str, files))
+            for name, each in zip(module.input_names, inputs, strict=True):
+                reader.setInput(each, name)
+            tops = reader.forwardAndRetrieve(reader.getUnconnectedOutLayersNames())
+            made = [np.asarray(top, np.float32) for layer in tops for top in layer]
+        except cv2.error as error:
+            reason = " ".join(str(error.err or error).split())
+            hint = "replace the layer, or use caffe-recipes classify or export"
+            raise InputError(path, f"OpenCV cannot run this net: {reason}", hint) from None
+    wanted = [values[index].numpy() for index in module.output_indexes]
+    found = max((_nearest(each, made) for each in wanted), default=0.0)
+    if not found <= TOLERANCE:
+        what = f"OpenCV gives other numbers for this net: they differ by {found:.2g} of the largest value"
+        raise InputError(path, what, "use caffe-recipes classify, or export it as ONNX")
+    return found
+
+
+def _nearest(wanted: NDArray[np.float32], made: list[NDArray[np.float32]]) -> float:
+    """Return how far the nearest of OpenCV's outputs is: it names and orders them by layer, not by blob."""
+    largest = float(np.abs(wanted).max(initial=0.0)) or 1.0
+    same = [each for each in made if each.size == wanted.size]
+    return min(
+        (float(np.abs(each.reshape(wanted.shape) - wanted).max(initial=0.0)) / largest for each in same),
+        default=np.inf,
+    )
+
+
+def make_weights(net: pb.NetParameter) -> pb.NetParameter:
+    """Return random weights for a net that keep the size of its values, and positive variances."""
+    random, weights = np.random.default_rng(0), pb.NetParameter()
+    for one in infer_shapes(net, pb.TEST).layers:
+        layer = weights.layer.add(name=one.layer.name, type=one.layer.type)
+        for shape in one.learned or ():
+            dims = [dim or 1 for dim in shape]
+            if len(dims) > 1:
+                values = random.standard_normal(dims) * (2 / np.prod(dims[1:])) ** 0.5
+            else:
+                values = random.uniform(0.5, 1.5, dims)
+            fill_blob(layer.blobs.add(), dims, values.astype("<f4").tobytes())
+    weights.layer.add(name="without blobs").blobs.add(shape=pb.BlobShape(dim=[1]), data=[0.0])
+    return weights

@@ -1,0 +1,60 @@
+"""OpenCV computes what the engine computes, or the difference is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe.deploy import Deploy
+from caffe_recipes.caffe.opencv_nets import rewrite_for_opencv
+from caffe_recipes.engine.opencv_check import compare_opencv
+from caffe_recipes.engine.settings import load_net
+from caffe_recipes.errors import InputError
+
+INPUT = """layer { name: "data" type: "Input" top: "data"
+  input_param { shape { dim: 1 dim: 4 dim: 6 dim: 7 } } }
+"""
+
+
+def compare(folder: Path, text: str) -> float:
+    (folder / "n.prototxt").write_text(INPUT + text)
+    net = load_net(str(folder / "n.prototxt"))
+    return compare_opencv(rewrite_for_opencv(Deploy(net, {}, (), ())).net, None, "n.prototxt")
+
+
+def layer(text: str, tops: str = 'top: "y"') -> str:
+    return f'layer {{ name: "l" bottom: "data" {tops} {text} }}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        layer('type: "DepthwiseConvolution" convolution_param { num_output: 4 kernel_size: 3 }'),
+        layer('type: "LRN" lrn_param { local_size: 3 alpha: 2 k: 2 }'),
+        layer('type: "Convolution" convolution_param { num_output: 3 kernel_size: 3 }'),
+        layer('type: "Slice"', 'top: "y" top: "z"'),
+        layer('type: "SpatialDropout"'),
+        layer('type: "Tile" tile_param { tiles: 3 }'),
+        layer('type: "Pooling" pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 }'),
+        layer('type: "InnerProduct" inner_product_param { num_output: 5 }')
+        + 'layer { name: "prob" type: "Softmax" bottom: "y" top: "prob" }',
+    ],
+)
+def test_what_opencv_has_or_can_have_gives_the_numbers_of_the_engine(tmp_path: Path, text: str) -> None:
+    assert compare(tmp_path, text) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('type: "Log" log_param { base: 10 shift: 5 }', "OpenCV gives other numbers for this net"),
+        ('type: "Pooling" pooling_param { kernel_size: 2 stride: 3 }', "differ by inf of the largest value"),
+        ('type: "Threshold"', "OpenCV cannot run this net: Can't create layer"),
+        ('type: "Sudoku"', "type 'Sudoku' is not supported"),
+    ],
+)
+def test_what_it_lacks_or_reads_wrong_is_one_line(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(InputError, match=what) as caught:
+        compare(tmp_path, layer(text))
+    assert caught.value.where.startswith("n.prototxt")
