@@ -25,6 +25,7 @@ from typing import Literal
 
 from caffe_recipes.cluster.commands import COMMAND_S, MAX_TRANSFER_S, Completed, Host, too_long
 from caffe_recipes.cluster.hosts import ask_all, first_error
+from caffe_recipes.cluster.launchers import LAUNCHERS
 from caffe_recipes.errors import ClusterError, HostFailed, hint_for_reason
 from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.limits import limit
@@ -56,6 +57,12 @@ def program_text(name: Program | SharedPart) -> str:
 def full_program_text(program: Program) -> str:
     """Return the complete shell text that is sent to a host for a program."""
     before = program_text(_SENT_BEFORE[program]) if program in _SENT_BEFORE else ""
+    if "$launchers" in before:
+        proxies = "\n".join(name for each in LAUNCHERS.values() for name in each.proxies)
+        processes = "\n".join(name for each in LAUNCHERS.values() for name in each.processes)
+        before = (
+            f"# shellcheck disable=SC2034\nproxies='{proxies}' launchers='{proxies}\n{processes}'\n{before}"
+        )
     return program_text("prelude") + before + program_text(program)
 
 

@@ -137,6 +137,9 @@ class Hydra(Launcher):
     """mpiexec.hydra. Its hostfile must list all hosts: if there are too few, it silently reuses them."""
 
     program = "mpiexec.hydra"
+    # An mpiexec or mpirun on PATH may also be that of Open MPI.
+    processes = ("mpiexec*", "mpirun*", "orterun", "orted", "prterun", "prted")
+    proxies = ("hydra_*",)
     hint = "load an MPI that has it, or install the extra 'local' of caffe-recipes"
     # MPICH's binds no rank by default. Intel's does so by I_MPI_PIN, and ignores the option.
     bind_option = "-bind-to socket"

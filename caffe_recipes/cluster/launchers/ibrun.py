@@ -17,6 +17,7 @@ class Ibrun(Launcher):
     """
 
     program = "ibrun"
+    processes = ("ibrun",)
     hint = "run inside a job at TACC, or use another --profile"
     chooses_hosts = False
     version_option = ""

@@ -75,6 +75,9 @@ class Launcher(ABC):
     environment of its process. `not_started` matches what it prints if it cannot start ranks on a host.
     `exits` reads from its output how ranks ended.
 
+    `processes` are patterns of the names of its own processes, which are not ranks, even if they have the
+    variables of one; `proxies` are those of the processes that start the ranks of a host and end with them.
+
     One that `chooses_hosts` starts ranks on the hosts that it is given. Another gets the first ones of the
     Slurm job, so no spare can replace a failed host, and no branch can train beside the main line.
     """
@@ -87,6 +90,8 @@ class Launcher(ABC):
     variables: ClassVar[Mapping[str, str]] = {}
     not_started: ClassVar[str] = ""
     exits: ClassVar[type[RankExits]] = RankExits
+    processes: ClassVar[tuple[str, ...]]
+    proxies: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def words(self, launch: RankLaunch) -> tuple[str, ...]:

@@ -62,6 +62,7 @@ class Srun(Launcher):
     """srun of Slurm, with PMI-2."""
 
     program = "srun"
+    processes = ("srun",)
     hint = "run on a machine of the Slurm cluster, or use another --profile"
     version_option = "--version"
     exits = SrunExits

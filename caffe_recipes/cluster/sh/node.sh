@@ -39,8 +39,8 @@ is_unmapped() {
     [ "$owner" = "$(cat /proc/sys/kernel/overflowuid)" ] && [ -r /proc/self/uid_map ] || return 1
     is_mapped=no
     while read -r first outside count; do
-        case "$count $first " in '1 0 ') return ;; esac
-        case "$count $outside $first" in "1 0 $me") return ;; esac
+        case "$count $first " in '1 0 ') return 0 ;; esac
+        case "$count $outside $first" in "1 0 $me") return 0 ;; esac
         if [ "$owner" -ge "$first" ] && [ "$owner" -lt $((first + count)) ]; then is_mapped=yes; fi
     done </proc/self/uid_map
     [ $is_mapped = no ]

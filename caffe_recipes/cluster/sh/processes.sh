@@ -1,5 +1,5 @@
 # Finds the processes of launches by their environment. This is sent before facts.sh and ranks.sh; it needs IFS=$newline and
-# `set -f` when a function is called.
+# `set -f` when a function is called, and in $launchers the patterns of the names of launchers' processes, one per line.
 # shellcheck shell=sh
 newline='
 '
@@ -36,6 +36,13 @@ read_launch() {
     launch=${launch#=}
     rank=${pmi:-${pmix:-${step:+$slurm}}}
     rank=${rank:-$open}
-    case $2 in hydra_* | mpiexec* | mpirun* | srun | ibrun | orted | prted | orterun | prterun) rank='' ;; esac
+    ! is_named "$2" "$launchers" || rank=''
     case $rank in *[!0-9]* | ?????????*) rank='' ;; esac
+}
+
+# COMM PATTERNS: does a process have a name that one of the patterns, one per line, matches?
+is_named() {
+    # shellcheck disable=SC2254 # they are patterns
+    for pattern in $2; do case $1 in $pattern) return 0 ;; esac; done
+    return 1
 }

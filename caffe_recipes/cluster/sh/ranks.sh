@@ -87,21 +87,17 @@ snapshot() {
 
 add_target() { case $targets in *" $1:$2 "*) ;; *) targets="$targets$1:$2 $newline " ;; esac; }
 
-# A hydra proxy has our launch in its environment only on the launcher's own host; elsewhere it is found as the parent of
-# its ranks.
+# A proxy of a launcher may have our launch in its environment only on the launcher's own host; elsewhere it is found as the
+# parent of its ranks.
 collect() {
     [ "$launch" != "$keep" ] || return 0
-    case $rank:$comm in
-    -:hydra_*) add_target "$pid" "$started" ;;
-    -:*) [ "$launcher" = 0 ] || add_target "$pid" "$started" ;;
-    *)
-        add_target "$pid" "$started"
-        proxy=$parent
-        if [ -O "/proc/$proxy" ] && read_stat "$proxy"; then
-            case $comm in hydra_*) add_target "$proxy" "$started" ;; esac
-        fi
-        ;;
-    esac
+    if [ "$rank" = - ]; then
+        if [ "$launcher" != 0 ] || is_named "$comm" "$proxies"; then add_target "$pid" "$started"; fi
+        return 0
+    fi
+    add_target "$pid" "$started"
+    proxy=$parent
+    if [ -O "/proc/$proxy" ] && read_stat "$proxy" && is_named "$comm" "$proxies"; then add_target "$proxy" "$started"; fi
 }
 
 # Sends the signals $1 to the targets that are alive, and drops the others.
