@@ -43,12 +43,12 @@ class CaffeModule(nn.Module):
         names = {
             index: name for node in net.nodes for index, name in zip(node.tops, node.param.top, strict=False)
         }
-        self._inputs = [index for node in self._sources for index in node.tops]
+        self.input_indexes = [index for node in self._sources for index in node.tops]
         self.output_indexes = sorted(output.index for output in net.outputs)
-        if not self._inputs or not self.output_indexes:
-            lacks = "output" if self._inputs else "input"
+        if not self.input_indexes or not self.output_indexes:
+            lacks = "output" if self.input_indexes else "input"
             raise InputError(net.path, f"has no {lacks}", "give a net with an Input layer and a prediction")
-        self.input_names = tuple(names[index] for index in self._inputs)
+        self.input_names = tuple(names[index] for index in self.input_indexes)
         self.output_names = tuple(names[index] for index in self.output_indexes)
         slots: dict[int, _Slot] = {}
         with torch.no_grad():
@@ -62,7 +62,7 @@ class CaffeModule(nn.Module):
     @property
     def input_shapes(self) -> list[TensorShape]:
         """The shapes that the net was last set up for."""
-        return [self.net.shape(index) for index in self._inputs]
+        return [self.net.shape(index) for index in self.input_indexes]
 
     @property
     def output_shapes(self) -> list[TensorShape]:
@@ -99,9 +99,9 @@ class CaffeModule(nn.Module):
 
     def compute(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
         """Return all blobs by their index in the net, which are more than the outputs."""
-        if len(inputs) != len(self._inputs):
-            raise TypeError(f"takes {len(self._inputs)} tensors ({', '.join(self.input_names)})")
-        given = dict(zip(self._inputs, inputs, strict=True))
+        if len(inputs) != len(self.input_indexes):
+            raise TypeError(f"takes {len(self.input_indexes)} tensors ({', '.join(self.input_names)})")
+        given = dict(zip(self.input_indexes, inputs, strict=True))
         self.resize([tuple(x.shape) for x in inputs])
         values = dict(given)
         for call, slots in self._calls:
@@ -121,7 +121,7 @@ class CaffeModule(nn.Module):
             raise error.reworded(hint="give inputs of the sizes that the net takes") from None
 
     def _fit(self, shapes: Sequence[TensorShape]) -> None:
-        given = dict(zip(self._inputs, shapes, strict=True))
+        given = dict(zip(self.input_indexes, shapes, strict=True))
         self.net.fit((node, [given[index] for index in node.tops]) for node in self._sources)
 
     def _blobs(self, call: Call, slots: Sequence[_Slot | None], like: Tensor) -> list[Tensor]:

@@ -55,8 +55,9 @@ def build_onnx(module: CaffeModule, metadata: Mapping[str, str], also: Sequence[
     if failures:
         what = f"cannot be exported to ONNX: {'; '.join(failures)}"
         raise InputError(net.path, what, "docs/models.md lists the layers that can be")
-    _name_blobs(graph, module, names)
-    model = _assemble(graph, module, shapes, metadata)
+    outputs = _name_blobs(graph, module, names)
+    model = _assemble(graph, module, shapes, outputs)
+    helper.set_model_props(model, dict(metadata))
     model.graph.output.extend(
         helper.make_tensor_value_info(names[index], TensorProto.FLOAT, None) for index in also
     )
@@ -102,8 +103,11 @@ def _all_shapes(module: CaffeModule, inputs: Sequence[TensorShape]) -> list[Tens
     return [net.shape(index) for index in range(count)]
 
 
-def _name_blobs(graph: OnnxGraph, module: CaffeModule, names: dict[int, str]) -> None:
-    """Give the last value of each blob the name of the blob, and each output a value of its own."""
+def _name_blobs(graph: OnnxGraph, module: CaffeModule, names: dict[int, str]) -> list[str]:
+    """Give the last value of each blob the name of the blob, and return the names of the outputs.
+
+    An output is a value of its own. One that a layer computes in place of an input gets a new name.
+    """
     nodes = module.net.nodes
     last = {name: index for node in nodes for name, index in _named_tops(node)}
     made = {name for node in graph.nodes for name in node.output}
@@ -111,16 +115,19 @@ def _name_blobs(graph: OnnxGraph, module: CaffeModule, names: dict[int, str]) ->
     for node in nodes:
         for blob, index in _named_tops(node):
             value = names[index]
-            if last[blob] == index and value in made and value not in renamed:
+            is_free = blob not in module.input_names and value not in renamed
+            if last[blob] == index and value in made and is_free:
                 renamed[value] = blob
     for each in graph.nodes:
         for values in (each.input, each.output):
             values[:] = [renamed.get(value, value) for value in values]
     names.update({index: renamed.get(value, value) for index, value in names.items()})
-    for blob in module.output_names:
-        value = names[last[blob]]
-        if value != blob:
-            graph.nodes.append(helper.make_node("Identity", [value], [blob], blob))
+    outputs = []
+    for blob, index in zip(module.output_names, module.output_indexes, strict=True):
+        outputs.append(graph.reserve(blob) if blob in module.input_names else blob)
+        if names[index] != outputs[-1]:
+            graph.nodes.append(helper.make_node("Identity", [names[index]], [outputs[-1]], outputs[-1]))
+    return outputs
 
 
 def _named_tops(node: LayerNode) -> Iterator[tuple[str, int]]:
@@ -128,28 +135,24 @@ def _named_tops(node: LayerNode) -> Iterator[tuple[str, int]]:
 
 
 def _assemble(
-    graph: OnnxGraph, module: CaffeModule, shapes: Sequence[TensorShape], metadata: Mapping[str, str]
+    graph: OnnxGraph, module: CaffeModule, shapes: Sequence[TensorShape], outputs: Sequence[str]
 ) -> ModelProto:
-    indexes = {name: index for node in module.net.nodes for name, index in _named_tops(node)}
-
-    def describe(names: Sequence[str]) -> list[ValueInfoProto]:
+    def describe(names: Sequence[str], indexes: Sequence[int]) -> list[ValueInfoProto]:
         return [
             helper.make_tensor_value_info(
-                name, TensorProto.FLOAT, ["batch" if dim == _FREE else dim for dim in shapes[indexes[name]]]
+                name, TensorProto.FLOAT, ["batch" if dim == _FREE else dim for dim in shapes[index]]
             )
-            for name in names
+            for name, index in zip(names, indexes, strict=True)
         ]
 
     made = helper.make_graph(
         graph.nodes,
         module.net.name or "net",
-        describe(module.input_names),
-        describe(module.output_names),
+        describe(module.input_names, module.input_indexes),
+        describe(outputs, module.output_indexes),
         list(graph.constants.values()),
     )
     opset = helper.make_opsetid("", OPSET)
-    model = helper.make_model(
+    return helper.make_model(
         made, producer_name="caffe-recipes", opset_imports=[opset], ir_version=_IR_VERSION
     )
-    helper.set_model_props(model, dict(metadata))
-    return model

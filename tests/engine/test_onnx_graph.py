@@ -72,6 +72,16 @@ def test_blobs_in_place_split_or_passed_on_keep_their_values(tmp_path: Path) -> 
     np.testing.assert_array_equal(made["same"], x)
 
 
+def test_an_output_in_place_of_an_input_gets_a_name_of_its_own(tmp_path: Path) -> None:
+    from tests.engine.onnx_operators.conftest import load_text, run_onnx
+
+    text = INPUT + 'layer { name: "a" type: "Power" bottom: "x" top: "x" power_param { shift: 1 } }'
+    x = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+    (made,) = run_onnx(load_text(tmp_path, text), [x]).items()
+    assert made[0] == "x_1"
+    np.testing.assert_array_equal(made[1], x + 1)
+
+
 def test_all_layers_without_a_counterpart_are_named_at_once(tmp_path: Path) -> None:
     from tests.engine.onnx_operators.conftest import load_text, run_onnx
 
