@@ -6,11 +6,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import pytest
@@ -178,6 +181,66 @@ def test_sigint_stops_all_ranks_after_the_same_iteration(case: Path, change: Cha
             process.wait()
     assert "Optimization stopped early." in (case / "log").read_text()
     assert len(list(case.glob("run_iter_*.solverstate"))) == 1
+
+
+def start_ranks(case: Path, by_hydra: bool, log: TextIO) -> list[subprocess.Popen[bytes]]:
+    """Start two ranks that train for long: under mpiexec, or alone with torchrun's variables."""
+    train = [str(BIN / "caffe-torch"), "train", "-solver", "solver.prototxt"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "GLOO"))}
+    if by_hydra:
+        argv = [str(BIN / "mpiexec.hydra"), "-n", "2", *train]
+        return [subprocess.Popen(argv, cwd=case, env=clean, stderr=log, stdout=log, start_new_session=True)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        subprocess.Popen(train, cwd=case, env=clean | meeting | {"RANK": rank}, stderr=log, stdout=log)
+        for rank in "01"
+    ]
+
+
+def trainings_in(case: Path) -> list[int]:
+    """Return the pids of the caffe-torch processes that train in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if (process / "cwd").resolve() == case.resolve() and str(BIN / "caffe-torch").encode() in words[
+                :2
+            ]:
+                found.append(int(process.name))
+    return sorted(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_hydra", [True, False])
+@pytest.mark.parametrize("killed", [0, 1])
+def test_ranks_end_soon_after_one_is_killed(case: Path, change: Change, by_hydra: bool, killed: int) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 50"))
+    with (case / "log").open("w") as log:
+        started = start_ranks(case, by_hydra, log)
+        try:
+            wait_for(lambda: "Iteration 50, loss" in (case / "log").read_text(), 120)
+            victim = started[killed].pid if not by_hydra else trainings_in(case)[killed]
+            os.kill(victim, signal.SIGKILL)
+            wait_for(lambda: all(process.poll() is not None for process in started), 10)
+            wait_for(lambda: not trainings_in(case), 10)
+            assert all(process.returncode for process in started)
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+    lost = own_lines((case / "log").read_text())
+    assert by_hydra or (len(lost) == 1 and "lost the connection to the other ranks" in lost[0])
+    assert "Traceback" not in (case / "log").read_text()
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 @pytest.mark.promise("ranks meet over no open door")
