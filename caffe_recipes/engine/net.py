@@ -34,6 +34,7 @@ from caffe_recipes.engine.operators.data import (
     first_image_shape,
 )
 from caffe_recipes.engine.operators.elementwise import scales_channels
+from caffe_recipes.engine.operators.loss import OverwrittenLoss
 from caffe_recipes.engine.operators.operator import (
     Forward,
     LabelError,
@@ -47,6 +48,8 @@ from caffe_recipes.engine.operators.operator import (
 from caffe_recipes.engine.splits import filter_net, insert_splits, loss_weight
 from caffe_recipes.engine.supported import check_layers
 from caffe_recipes.errors import CaffeRecipesError, DataError, InputError, PrototxtError, escaped_error
+
+_FREED = torch.empty(0)  # in place of a blob that no longer exists
 
 
 @dataclass
@@ -108,27 +111,6 @@ class Output:
     loss_weight: float
 
 
-@dataclass
-class OverwrittenLoss:
-    """The weight of a loss that also gets a gradient from a later layer that reads it.
-
-    Caffe stores the weight in the blob's diff, which that gradient overwrites. Therefore the loss trains
-    nothing, and from the second pass on, the printed loss is weighted by the previous gradient (layer.hpp).
-    """
-
-    weight: Tensor | float
-    _previous: Tensor | None = None
-
-    def contribution(self, value: Tensor) -> Tensor:
-        """Return the blob's contribution to the loss in this pass."""
-        if self._previous is not None and self._previous.grad is not None:
-            self.weight = self._previous.grad
-        if value.requires_grad:
-            value.retain_grad()
-            self._previous = value
-        return (value.detach() * self.weight).sum()
-
-
 class RunnableNet:
     """A net with its layers set up and filled, for the phase, level and stages of `param.state`.
 
@@ -154,6 +136,8 @@ class RunnableNet:
         self._shapes: list[TensorShape] = []
         self._values: list[Tensor] = []
         self._calls: list[Call] = []
+        self._spent: list[list[int]] = []  # after each call, the blobs that no later call reads
+        self.keeps_blobs = False  # whether `value` gives all blobs after a pass, not only the outputs
         self._overwritten: dict[int, OverwrittenLoss] = {}
         self._forwards: dict[tuple[TensorShape, ...], list[Forward]] = {}
         self._elements = 0
@@ -404,7 +388,7 @@ class RunnableNet:
 
     def _list_calls(self) -> None:
         """Make the list of calls for a forward pass, fusing each BatchNorm with its Scale."""
-        self._values = [torch.empty(0)] * len(self._shapes)
+        self._values = [_FREED] * len(self._shapes)
         self._calls = []
         for node in self.nodes:
             before = self._calls[-1] if self._calls else None
@@ -416,6 +400,12 @@ class RunnableNet:
             else:
                 shapes = () if _has_own_shapes(node) else node.learned
                 self._calls.append(Call(node, node.tops, node.blobs, node.weighted, shapes))
+        outputs = {output.index for output in self.outputs}
+        last = {index: place for place, call in enumerate(self._calls) for index in call.node.bottoms}
+        self._spent = [[] for _ in self._calls]
+        for index, place in last.items():
+            if index not in outputs:
+                self._spent[place].append(index)
 
     def forward(self) -> Tensor:
         """Run all layers on the next batch, and return the loss: the weighted sum of the losses.
@@ -424,7 +414,7 @@ class RunnableNet:
         """
         values, loss = self._values, None
         read = self._read()
-        for step in self._calls:
+        for step, spent in zip(self._calls, self._spent, strict=True):
             node = step.node
             xs = [values[index] for index in node.bottoms]
             if node.detached:
@@ -442,6 +432,9 @@ class RunnableNet:
                     part = values[index].sum() if values[index].dim() else values[index]
                     part = part if weight == 1 else part * weight
                 loss = part if loss is None else loss + part
+            if not self.keeps_blobs:  # then only what the backward pass needs stays in memory
+                for index in spent:
+                    values[index] = _FREED
         return loss if loss is not None else torch.zeros(())
 
     def _run(self, node: LayerNode, xs: list[Tensor], blobs: list[Tensor]) -> list[Tensor]:
@@ -535,6 +528,7 @@ class RunnableNet:
 
             return noted
 
+        self.keeps_blobs = True
         try:
             loss = self.forward()
             for node in self.nodes:
@@ -549,7 +543,7 @@ class RunnableNet:
         return reached or f"{self.path}: {self.pass_name}"
 
     def value(self, index: int) -> Tensor:
-        """Return the blob with this index after a forward pass."""
+        """Return an output after a forward pass, or any blob if `keeps_blobs` was set before it."""
         return self._values[index].detach()
 
     def shape(self, index: int) -> TensorShape:

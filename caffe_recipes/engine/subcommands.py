@@ -263,6 +263,7 @@ def predict(net: RunnableNet, out: str, log: Log) -> None:
     Raises DataError if a label is not one of the classes, and RunFailed if a score is not finite.
     """
     data, last = _find_data(net), _find_softmax(net)
+    net.keeps_blobs = True
     source = data.source
     assert source is not None
     with open_datums(source.where) as datums:

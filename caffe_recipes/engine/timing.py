@@ -60,6 +60,7 @@ class TimedNet(RunnableNet):
     """A net that notes in `times`, if that is set, how long each of its layers takes."""
 
     times: LayerTimes | None = None
+    keeps_blobs = True  # so that no two tensors of a pass have the same id
     _hooked: frozenset[int] = frozenset()
 
     def forward(self) -> Tensor:

@@ -458,6 +458,7 @@ def test_a_rate_written_where_a_param_is_shared_only_is_taken() -> None:
 def test_a_permissive_share_needs_the_same_count_only() -> None:
     net = shared("", "share_mode: PERMISSIVE", outputs=9)
     flatten_params(net, pb.SolverParameter(type="SGD"))
+    net.keeps_blobs = True
     net.forward()
     assert net.learned_shapes() == {"a": ((3, 6),), "b": ((9, 2),)}
     a, b = (next(node for node in net.nodes if node.param.name == name) for name in "ab")

@@ -281,6 +281,27 @@ def _contrastive_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward
     return forward
 
 
+@dataclass
+class OverwrittenLoss:
+    """The weight of a loss that also gets a gradient from a later layer that reads it.
+
+    Caffe stores the weight in the blob's diff, which that gradient overwrites. Therefore the loss trains
+    nothing, and from the second pass on, the printed loss is weighted by the previous gradient (layer.hpp).
+    """
+
+    weight: Tensor | float
+    _previous: Tensor | None = None
+
+    def contribution(self, value: Tensor) -> Tensor:
+        """Return the blob's contribution to the loss in this pass."""
+        if self._previous is not None and self._previous.grad is not None:
+            self.weight = self._previous.grad
+        if value.requires_grad:
+            value.retain_grad()
+            self._previous = value
+        return (value.detach() * self.weight).sum()
+
+
 OPERATORS: dict[str, Setup] = {
     "SoftmaxWithLoss": _softmax_loss,
     "Accuracy": _accuracy,

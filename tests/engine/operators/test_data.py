@@ -157,6 +157,7 @@ def test_images_of_several_sizes_are_taken_one_by_one(
         layer { name: "all" type: "Pooling" bottom: "odd" top: "all" pooling_param { global_pooling: true } }
         """ + IP.replace("data", "all")
     net = make_net(data("batch_size: 1") + pool)
+    net.keeps_blobs = True
     place = {node.param.name: node.tops[0] for node in net.nodes}
     for shape in [(4, 5), (8, 3), (2, 2), (4, 5)]:
         net.forward()
