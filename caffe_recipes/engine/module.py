@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -57,6 +57,10 @@ class CaffeModule(nn.Module):
         self._calls: list[tuple[Call, list[_Slot | None]]] = [
             (call, [slots.get(id(blob)) for blob in call.blobs]) for call in net.calls
         ]
+        last = {index: place for place, (call, _) in enumerate(self._calls) for index in call.node.bottoms}
+        self._last_read: list[list[int]] = [[] for _ in self._calls]
+        for index, place in last.items():
+            self._last_read[place].append(index)
         self.eval()
 
     @property
@@ -91,24 +95,28 @@ class CaffeModule(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the output, or several by name. Raises DataError for inputs of a shape that does not fit."""
-        values = self.compute(inputs)
+        values = self.compute(inputs, self.output_indexes)
         made = {
             name: values[index] for name, index in zip(self.output_names, self.output_indexes, strict=True)
         }
         return made if len(made) > 1 else made[self.output_names[0]]
 
-    def compute(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Return all blobs by their index in the net, which are more than the outputs."""
+    def compute(self, inputs: Sequence[Tensor], wanted: Collection[int]) -> dict[int, Tensor]:
+        """Return blobs by their index in the net; the others are freed as soon as nothing reads them."""
         if len(inputs) != len(self.input_indexes):
             raise TypeError(f"takes {len(self.input_indexes)} tensors ({', '.join(self.input_names)})")
         given = dict(zip(self.input_indexes, inputs, strict=True))
         self.resize([tuple(x.shape) for x in inputs])
         values = dict(given)
-        for call, slots in self._calls:
+        for place, (call, slots) in enumerate(self._calls):
             if call.node.source is None:
                 xs = [values[index] for index in call.node.bottoms]
                 tops = call.node.forward(xs, self._blobs(call, slots, inputs[0]))
                 values.update(zip(call.tops, tops, strict=True))
+                del xs, tops
+                for index in self._last_read[place]:
+                    if index not in wanted:
+                        del values[index]
         return values
 
     def resize(self, shapes: Sequence[TensorShape]) -> None:

@@ -70,7 +70,7 @@ def compare_onnx(
         for inputs in batches:
             made = session.run(names, dict(zip(module.input_names, inputs, strict=True)))
             with torch.no_grad():
-                wanted = module.compute([torch.from_numpy(each) for each in inputs])
+                wanted = module.compute([torch.from_numpy(each) for each in inputs], indexes)
             for name, index, values in zip(names, indexes, made, strict=True):
                 worst = max(worst, _difference(values, wanted[index].numpy(), f"{path}: output '{name}'"))
     except CaffeRecipesError:

@@ -53,7 +53,8 @@ def _compare(net: pb.NetParameter, weights: pb.NetParameter, path: str) -> float
         random = np.random.default_rng(0)
         inputs = [random.standard_normal(shape, np.float32) for shape in module.input_shapes]
         with torch.no_grad():
-            values = module.compute([torch.from_numpy(each) for each in inputs])
+            given = [torch.from_numpy(each) for each in inputs]
+            values = module.compute(given, module.output_indexes)
         try:
             reader = cv2.dnn.readNetFromCaffe(*map(str, files))
             for name, each in zip(module.input_names, inputs, strict=True):

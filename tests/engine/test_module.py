@@ -134,6 +134,15 @@ def test_several_inputs_and_outputs_go_by_their_names(tmp_path: Path) -> None:
         module(x)
 
 
+def test_a_layer_in_place_on_the_input_leaves_the_given_tensor_as_it_is(tmp_path: Path) -> None:
+    text = """layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 } } }
+    layer { name: "r" type: "ReLU" bottom: "x" top: "x" }"""
+    module = load_module(*write_net(tmp_path, text))
+    x = torch.tensor([[-1.0, 0.0, 2.0]])
+    assert module(x).tolist() == [[0, 0, 2]]
+    assert x.tolist() == [[-1, 0, 2]]
+
+
 def test_layers_that_share_a_blob_share_a_parameter(tmp_path: Path) -> None:
     shared = """layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 } } }
     layer { name: "a" type: "InnerProduct" bottom: "x" top: "a" param { name: "w" }
