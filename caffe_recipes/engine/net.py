@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import unsupported_names
+from caffe_recipes.caffe.dialects.schema import foreign_values
 from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
 from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, stats_images
@@ -159,6 +160,8 @@ class RunnableNet:
         level, stages = state.level, list(state.stage)
         # Check the net before splits are inserted, so that errors have the user's names of layers and blobs.
         infer_shapes(filtered, state.phase, level=level, stages=stages, path=self.path)
+        for name in dict.fromkeys(f"{owner}.{name}" for _, owner, name, _ in foreign_values(filtered)):
+            self._log.info("caffe-torch", f"field {name} is of another Caffe; numbers are float32 here")
         split = insert_splits(filtered)
         for layer in split.layer:
             layer.CopyFrom(apply_stats_batch_size(split, layer))

@@ -20,16 +20,16 @@ from typing import Any
 import torch
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects.schema import load_lenient
+from caffe_recipes.caffe.dialects.schema import load_lenient, parse_lenient, to_ours
 from caffe_recipes.caffe.layer_types import type_of
-from caffe_recipes.caffe.prototxt import is_kind
+from caffe_recipes.caffe.prototxt import Document, is_kind, render_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes, select_layers
 from caffe_recipes.caffe.upgrade import upgrade_net
 from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
-from caffe_recipes.engine.operators.data import DataContext
-from caffe_recipes.engine.settings import load_net
+from caffe_recipes.engine.operators.data import SOURCES, DataContext
+from caffe_recipes.engine.settings import runnable_net
 from caffe_recipes.engine.solver import SignalRequests, Solver
 from caffe_recipes.engine.supported import check_supported
 from caffe_recipes.engine.updates import flatten_params
@@ -39,19 +39,27 @@ from caffe_recipes.wording import one_line, shorten
 BATCH = 2
 MOST_S = 180
 MOST_BYTES = 12 * 2**30
-_IMAGES = tuple((BATCH, *image) for image in ((3, 224, 224), (1, 28, 28), (2, 28, 28), (3, 32, 32)))
+_SIZES = ((3, 224, 224), (3, 360, 480), (1, 28, 28), (2, 28, 28), (3, 32, 32))
+_IMAGES = tuple(
+    (BATCH, *image) for image in ((3, 224, 224), (3, 360, 480), (1, 28, 28), (2, 28, 28), (3, 32, 32))
+)
 _NOT_COUNTED = ("Python", "MemoryData")  # code of the user's own
 _SUFFIXES = (".prototxt", ".pt", ".txt")
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A net of a folder: its layers in TRAIN, why it does not train ("" if it does), whether it counts."""
+    """A net of a folder: its layers in TRAIN, why it does not train ("" if it does), whether it counts.
+
+    `replaced` are the types of its readers that the engine does not run. Like all readers, they are
+    replaced by made-up data.
+    """
 
     path: str
     layers: int
     why: str
     is_counted: bool
+    replaced: str = ""
 
 
 def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, or in the schema of all Caffes
@@ -116,23 +124,59 @@ def _target(net: Any, name: str) -> Sequence[int]:  # noqa: ANN401
     return (BATCH,)
 
 
+def without_foreign_readers(path: Path) -> tuple[Document[Any], list[int]]:
+    """Return the net in a file with readers that the engine runs, and the sides of the images they cropped.
+
+    Another Caffe's reader becomes one whose shapes are unknown; our readers lose the fields of other Caffes.
+    """
+    document = load_lenient(path)
+    if not is_kind(document.message, pb.NetParameter):
+        raise InputError(path, "is not a net", "give the prototxt of a net")
+    net = upgrade_net(document.message).message
+    layers, sides = [], []
+    for layer in net.layer:
+        ours: Any = to_ours(layer)
+        if is_foreign_reader(layer):
+            if side := ours.transform_param.crop_size:
+                sides.append(side)
+            kept = pb.LayerParameter(
+                name=layer.name, top=layer.top, include=ours.include, exclude=ours.exclude
+            )
+            kept.type = "HDF5Data"
+            kept.hdf5_data_param.batch_size = BATCH
+            layers.append(kept)
+        else:
+            layers.append(ours if type_of(layer).is_reader else layer)
+    del net.layer[:]
+    texts = [render_prototxt(net), *(f"layer {{\n{render_prototxt(layer)}}}\n" for layer in layers)]
+    return parse_lenient("".join(texts), path), sides
+
+
+def is_foreign_reader(layer: pb.LayerParameter) -> bool:
+    """Return whether a layer reads data in a way that the engine does not run."""
+    if layer.type in SOURCES or layer.bottom or not layer.top or layer.type in _NOT_COUNTED:
+        return False
+    return type_of(layer).is_reader or layer.type.endswith("Data")
+
+
 def train_twice(path: Path) -> None:
     """Train the net in a file for two iterations. Raises CaffeRecipesError if the engine cannot."""
-    net = load_net(str(path))
+    document, sides = without_foreign_readers(path)
+    net = runnable_net(document)
     net.state.phase = pb.TRAIN
     check_supported([(net, str(path))])
     log = Log(enabled=False)
     param = pb.SolverParameter(
         base_lr=1e-6, lr_policy="fixed", max_iter=2, type="SGD", snapshot_after_train=False
     )
-    runnable = _set_up(net, str(path), log)
+    runnable = _set_up(net, str(path), [*((BATCH, 3, side, side) for side in sides), *_IMAGES], log)
     Solver(param, runnable, flatten_params(runnable, param), [], Ranks(), SignalRequests(), log).solve()
 
 
-def _set_up(net: Any, path: str, log: Log) -> RunnableNet:  # noqa: ANN401
-    """Return a net with data of the first of `_IMAGES` that fits. Raises what the first one raises."""
+def _set_up(net: Any, path: str, images: Iterable[Sequence[int]], log: Log) -> RunnableNet:  # noqa: ANN401
+    """Return a net with data of the first of `images` that fits. Raises what the first one raises."""
     first: InputError | None = None
-    for image in _IMAGES:
+    for image in images:
         context, generator = DataContext(0, 1, 0, 0, log), torch.Generator().manual_seed(0)
         try:
             return RunnableNet(made_up(net, image), path, context, generator)
@@ -191,7 +235,8 @@ def try_nets(folder: Path, most_s: float = MOST_S) -> Iterable[Tried]:
         if any("Loss" in layer.type or any(layer.loss_weight) for layer in layers):
             counted = not any(layer.type in _NOT_COUNTED for layer in layers)
             why = why_not(path, most_s) if counted else "has layers of the user's own code"
-            yield Tried(str(path.relative_to(folder)), len(layers), why, counted)
+            replaced = ", ".join(dict.fromkeys(each.type for each in layers if is_foreign_reader(each)))
+            yield Tried(str(path.relative_to(folder)), len(layers), why, counted, replaced)
 
 
 def render_zoo(nets: Sequence[Tried]) -> str:
@@ -199,13 +244,16 @@ def render_zoo(nets: Sequence[Tried]) -> str:
     counted = [net for net in nets if net.is_counted]
     trained = sum(not net.why for net in counted)
     share = f"{100 * trained / max(1, len(counted)):.0f} %"
-    rows = [
-        f"| {net.path} | {net.layers or ''} | {'no' if net.why else 'yes'} | {_cell(net.why)} |"
-        for net in nets
-    ]
+    rows = [f"| {net.path} | {net.layers or ''} | {_answer(net)} | {_cell(net.why)} |" for net in nets]
     head = f"{trained} of {len(counted)} nets with a loss train two iterations ({share}), without those of "
+    without = sum(not net.why and bool(net.replaced) for net in counted)
+    note = f"{without} of them have a reader that the engine does not run; it is replaced like all others."
     table = ["| net | layers | trains | why not |", "|---|---|---|---|", *rows]
-    return "\n".join([f"{head}{' and '.join(_NOT_COUNTED)} layers.", "", *table, ""])
+    return "\n".join([f"{head}{' and '.join(_NOT_COUNTED)} layers.", *[note] * (without > 0), "", *table, ""])
+
+
+def _answer(net: Tried) -> str:
+    return "no" if net.why else f"yes, without {net.replaced}" if net.replaced else "yes"
 
 
 def _cell(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,26 @@ def pool(x: Array, kernel: int, stride: int, pad: int, is_max: bool) -> tuple[Ar
         best = places[int(np.argmax(values))]
         mask[at] = best[0] * w + best[1]
     return y, mask
+
+
+def segnet_bn(x: Array, scale: Array, shift: Array) -> tuple[Array, Array, Array]:
+    mean = x.mean((0, 2, 3), keepdims=True)
+    variance = (x * x).mean((0, 2, 3), keepdims=True) - mean * mean
+    return (x - mean) / np.sqrt(variance + 1e-9) * scale + shift, mean, variance
+
+
+def segnet_upsample(x: Array, mask: Array) -> Array:
+    """Twice the size, less one row; without places given twice, since differences tell nothing of those."""
+    y = np.zeros((*x.shape[:2], 2 * x.shape[2] - 1, 2 * x.shape[3]))
+    for n, c, h, w in np.ndindex(*x.shape):
+        y[n, c].flat[int(mask[n, c, h, w])] = x[n, c, h, w]
+    return y
+
+
+def weighted_softmax_loss(weights: Sequence[float], x: Array, labels: Array) -> Array:
+    rows = [(x[i], int(label)) for i, label in enumerate(labels)]
+    losses = [weights[k] * (np.log(np.exp(row).sum()) - row[k]) for row, k in rows]
+    return np.asarray(sum(losses) / len(labels))
 
 
 def pyramid(is_max: bool) -> Reference:
@@ -299,6 +320,38 @@ ROWS = [
         'type: "Pooling" pooling_param { kernel_size: 2 stride: 2 ceil_mode: false }',
         [PLANAR],
         lambda x: pool(x, 2, 2, 0, True)[0][:, :, :1, :2],
+    ),
+    Row(
+        'type: "BN" bn_param { scale_filler { type: "constant" value: 1 } }',
+        [PLANAR],
+        segnet_bn,
+        tops=3,
+    ),
+    Row(
+        'type: "BN" bn_param { bn_mode: INFERENCE }',
+        [PLANAR],
+        lambda x, scale, shift: x * scale + shift,
+    ),
+    Row(
+        'type: "Upsample" upsample_param { scale: 2 pad_out_h: true }',
+        [noise(1, 2, 2, 3), np.array([[[[0, 3, 17], [9, 4, 1]], [[5, 4, 3], [2, 1, 0.0]]]])],
+        segnet_upsample,
+        constant=[1],
+    ),
+    *(
+        Row(
+            f'type: "SoftmaxWithLoss" loss_param {{ {given} }}',
+            [noise(4, 3), np.array([0, 2, 1, 2.0])],
+            partial(weighted_softmax_loss, weights),
+            constant=[1],
+        )
+        for given, weights in (
+            (
+                "weight_by_label_freqs: true class_weighting: 0.5 class_weighting: 2 class_weighting: 3",
+                (0.5, 2, 3),
+            ),
+            ("weight_by_label_freqs: false class_weighting: 2", (1, 1, 1)),
+        )
     ),
     Row('type: "RNN" recurrent_param { num_output: 2 }', [noise(4, 3, 5), CONT], rnn, constant=[1]),
     Row(

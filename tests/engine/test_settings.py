@@ -40,6 +40,22 @@ def test_a_net_of_nvidias_becomes_one_of_ours_with_the_same_meaning(tmp_path: Pa
     assert [type_ for _, type_ in load(tmp_path, INPUT + norm)] == ["Input", "BatchNorm", "Scale"]
 
 
+@pytest.mark.parametrize("norm", ["", "batch_norm_param { scale_bias: true }"])
+def test_number_types_of_nvidias_leave_the_net_as_it_is(tmp_path: Path, norm: str) -> None:
+    half = "default_forward_type: FLOAT16 default_backward_math: FLOAT global_grad_scale: 1000"
+    layer = f'layer {{ name: "bn" type: "BatchNorm" bottom: "x" top: "y" forward_type: FLOAT {norm} }}'
+    scale = ["Scale"] if norm else []
+    assert [type_ for _, type_ in load(tmp_path, f"{half} {INPUT} {layer}")] == ["Input", "BatchNorm", *scale]
+
+
+@pytest.mark.parametrize(
+    "block", ["", 'bn_param { slope_filler { type: "constant" } }', "bn_param { bn_mode: NEW }"]
+)
+def test_a_bn_that_may_be_another_caffes_is_refused(tmp_path: Path, block: str) -> None:
+    with pytest.raises(InputError, match="bn_"):
+        load(tmp_path, f'{INPUT} layer {{ name: "b" type: "BN" bottom: "x" top: "y" {block} }}')
+
+
 def test_a_field_that_an_operator_reads_is_kept_and_rounds_down(tmp_path: Path) -> None:
     param = "pooling_param { kernel_size: 2 stride: 2 round_mode: FLOOR }"
     pooling = f'layer {{ name: "p" type: "Pooling" bottom: "x" top: "y" {param} }}'
@@ -49,9 +65,9 @@ def test_a_field_that_an_operator_reads_is_kept_and_rounds_down(tmp_path: Path) 
 
 def test_all_fields_that_the_engine_does_not_know_are_named_at_once(tmp_path: Path) -> None:
     first = 'layer { name: "a" type: "ReLU" bottom: "x" top: "a" center_loss_param { lambda: 1 } }'
-    second = 'layer { name: "b" type: "ReLU" bottom: "x" top: "b" bn_param { momentum: 1 } }'
+    second = 'layer { name: "b" type: "ReLU" bottom: "x" top: "b" seg_accuracy_param { x: 1 } }'
     with pytest.raises(InputError) as caught:
         load(tmp_path, INPUT + first + second)
     wanted = "fields of another Caffe that the engine does not run: LayerParameter.center_loss_param, "
-    assert wanted + "LayerParameter.bn_param" in str(caught.value)
+    assert wanted + "LayerParameter.seg_accuracy_param" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -37,6 +37,17 @@ def test_nets_with_code_of_the_users_own_are_listed_but_not_counted(tmp_path: Pa
     assert (tried.path, tried.is_counted) == ("a.prototxt", False)
 
 
+def test_a_reader_of_another_caffe_is_replaced_by_data_of_its_size_and_named(tmp_path: Path) -> None:
+    reader = (
+        'layer { name: "d" type: "DenseImageData" top: "x" top: "y" dense_image_data_param { source: "f" } }'
+    )
+    (tmp_path / "a.prototxt").write_text(reader + IP + LOSS % "SoftmaxWithLoss")
+    (tried,) = try_nets(tmp_path)
+    assert (tried.why, tried.replaced) == ("", "DenseImageData")
+    text = render_zoo([tried])
+    assert "1 of them have a reader" in text and "| yes, without DenseImageData |" in text
+
+
 def test_the_table_gives_the_share_of_the_counted_nets() -> None:
     nets = [Tried("a", 3, "", True), Tried("b", 3, "no | more", True), Tried("c", 1, "own code", False)]
     text = render_zoo(nets)

@@ -137,7 +137,17 @@ def foreign_values(message: Message, prefix: str = "") -> Iterator[tuple[str, st
 _RESHAPING = frozenset(("torch_pooling",))
 _ROUNDING = "ceil_mode"
 # Fields and blocks of forks that the shapes of layers take into account.
-_ACCOUNTED = frozenset((_ROUNDING, "interp_param", "shuffle_channel_param"))
+_ACCOUNTED = frozenset(
+    (
+        _ROUNDING,
+        "bn_param",
+        "class_weighting",
+        "interp_param",
+        "shuffle_channel_param",
+        "upsample_param",
+        "weight_by_label_freqs",
+    )
+)
 
 
 def has_unknown_effect(layer: Message) -> bool:

@@ -13,6 +13,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     Dim,
     Images,
     LayerShapes,
+    MisfitError,
     Shape,
     Shapes,
     product,
@@ -104,6 +105,14 @@ def own_block(name: str) -> str:
     ('inner_product_param', '')
     """
     return _OWN_BLOCKS.get(f"{name.lower()}param", "")
+
+
+def own_number(layer: pb.LayerParameter, block: str, field: str, default: int = 0) -> int:
+    """Return an integer of a fork's block, whose values are read as text. Raises MisfitError."""
+    text = getattr(getattr(layer, block, None), field, "") or str(default)
+    if not text.lstrip("-").isdecimal():
+        raise MisfitError(f"has {field} {text}, which is not an integer")
+    return int(text)
 
 
 def keep_shape(layer: pb.LayerParameter, bottoms: Shapes) -> Result:

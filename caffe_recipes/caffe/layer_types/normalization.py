@@ -12,6 +12,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     canonical_axis,
 )
 from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Result, keep_shape, per_value
+from caffe_recipes.caffe.prototxt import parse_prototxt, render_prototxt
 
 
 def _batch_norm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -43,6 +44,41 @@ def _normalize(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     if len(bottoms[0]) < 2:
         raise MisfitError("needs a bottom with at least 2 axes")
     return [bottoms[0]], [SCALAR if layer.norm_param.channel_shared else (bottoms[0][1],)]
+
+
+def bn_mode(layer: pb.LayerParameter) -> str:
+    """Return the bn_mode of SegNet's BN. Raises MisfitError if it may be that of another Caffe.
+
+    PSPNet's and others' BN have running averages and other fields.
+    """
+    block = getattr(layer, "bn_param", None)
+    names = {field.name for field, _ in block.ListFields()} if block else set()
+    if not names or names - {"bn_mode", "scale_filler", "shift_filler"}:
+        other = f"gives {', '.join(sorted(names))} in" if names else "has no"
+        raise MisfitError(f"{other} bn_param: of the layers of this name, only SegNet's is known exactly")
+    mode: str = getattr(block, "bn_mode", "") or "LEARN"
+    if mode not in ("LEARN", "INFERENCE"):
+        raise MisfitError(f"has bn_mode {mode}")
+    return mode
+
+
+def _bn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Keep the shape; a second and a third top are mean and variance; the blobs are scale and shift.
+
+    Source: alexgkendall/caffe-segnet, src/caffe/layers/bn_layer.cpp.
+    """
+    bn_mode(layer)
+    if len(bottoms[0]) != 4:
+        raise MisfitError("needs a bottom with 4 axes")
+    of_channel = (1, bottoms[0][1], 1, 1)
+    return [bottoms[0], *[of_channel] * (len(layer.top) - 1)][:3], [of_channel] * 2
+
+
+def _bn_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
+    block = getattr(layer, "bn_param", None)
+    given = [getattr(block, name, None) for name in ("scale_filler", "shift_filler")]
+    texts = [render_prototxt(filler) if filler and filler.ListFields() else "" for filler in given]
+    return [parse_prototxt(text, pb.FillerParameter) if text else pb.FillerParameter() for text in texts]
 
 
 def _normalize_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
@@ -84,6 +120,7 @@ TYPES = (
         is_never_label=True,
         operations=_batch_norm_passes,
     ),
+    LayerType("BN", shapes=_bn, learned=2, fillers=_bn_fillers, in_place=True, is_never_loss=True),
     LayerType("MKLBatchNorm", blocks=("batch_norm_param",), learned=5, has_statistics=True, in_place=True),
     LayerType(
         "LRN",

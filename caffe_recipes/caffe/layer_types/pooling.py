@@ -12,12 +12,13 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     MisfitError,
     Shapes,
     canonical_axis,
+    merge,
     product,
     require,
     sum_counts,
     sum_sizes,
 )
-from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Refusal, Result
+from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Refusal, Result, own_number
 from caffe_recipes.caffe.layer_types.windows import (
     check_windows,
     describe_window,
@@ -85,6 +86,30 @@ def _pyramid_size(size: Dim, windows: int) -> Dim:
     return pool_size(size, kernel, kernel, pad)
 
 
+def _upsample(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Enlarge planes to upsample_h and upsample_w, or by a scale, less a row or column of pad_out.
+
+    Source: alexgkendall/caffe-segnet, src/caffe/layers/upsample_layer.cpp.
+    """
+    if len(bottoms) != 2 or any(len(bottom) != 4 for bottom in bottoms):
+        raise MisfitError("needs a bottom and its mask with 4 axes: only SegNet's layer is known exactly")
+    merge(bottoms)
+    numbers = {name: own_number(layer, "upsample_param", name) for name in _UPSAMPLE}
+    if numbers["upsample_h"] and numbers["upsample_w"]:
+        return [(*bottoms[0][:2], numbers["upsample_h"], numbers["upsample_w"])], []
+    both = numbers["scale"] or 2
+    scales = [numbers["scale_h"] or both, numbers["scale_w"] or both]
+    block = getattr(layer, "upsample_param", None)
+    pads = [getattr(block, name, "") in ("true", "1") for name in ("pad_out_h", "pad_out_w")]
+    if any(pad and scale != 2 for pad, scale in zip(pads, scales, strict=True)) or min(scales) < 2:
+        raise MisfitError("has a scale below 2, or pad_out and another scale than 2")
+    sides = zip(bottoms[0][2:], scales, pads, strict=True)
+    return [(*bottoms[0][:2], *(None if d is None else d * scale - pad for d, scale, pad in sides))], []
+
+
+_UPSAMPLE = ("scale", "scale_h", "scale_w", "upsample_h", "upsample_w")
+
+
 def _check_pooling(layer: pb.LayerParameter) -> Iterator[Refusal]:
     param = layer.pooling_param
     kernel = param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")
@@ -147,6 +172,7 @@ TYPES = (
         details=_details,
         kind="pooling",
     ),
+    LayerType("Upsample", shapes=_upsample, bottoms=(2, 2)),
     LayerType(
         "SPP",
         shapes=_spatial_pyramid,

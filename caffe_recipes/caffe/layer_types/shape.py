@@ -18,7 +18,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     sum_counts,
     sum_sizes,
 )
-from caffe_recipes.caffe.layer_types.entry import MANY, LayerType, Refusal, Result, no_tops
+from caffe_recipes.caffe.layer_types.entry import MANY, LayerType, Refusal, Result, no_tops, own_number
 from caffe_recipes.wording import shorten
 
 
@@ -128,14 +128,6 @@ def _crop(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
         if size is not None and kept is not None and kept + offset > size:
             raise MisfitError(f"cannot crop {size} to {kept} at offset {offset}")
     return [(*bottoms[0][:axis], *bottoms[1][axis:])], []
-
-
-def own_number(layer: pb.LayerParameter, block: str, field: str, default: int = 0) -> int:
-    """Return an integer of a fork's block, whose values are read as text. Raises MisfitError."""
-    text = getattr(getattr(layer, block, None), field, "") or str(default)
-    if not text.lstrip("-").isdecimal():
-        raise MisfitError(f"has {field} {text}, which is not an integer")
-    return int(text)
 
 
 def _shuffle_channel(layer: pb.LayerParameter, bottoms: Shapes) -> Result:

@@ -7,7 +7,7 @@ import math
 from onnx import TensorProto
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.layer_types.shape import own_number
+from caffe_recipes.caffe.layer_types.entry import own_number
 from caffe_recipes.engine.onnx_operators.converter import Converter, Site
 
 _END = 2**63 - 1

@@ -82,10 +82,13 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     smoothing, saturation = param.label_smoothing, _Saturation(layer.name)
     ignored = param.ignore_label if param.HasField("ignore_label") else None
     normalize = _normalizer(layer, outer, inner)
+    of_class = _class_weights(layer, shape[axis])
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         labels = class_indices(xs[1], shape[axis], ignored).reshape(-1)
         losses: Tensor = _SoftmaxLosses.apply(_as_rows(xs[0], axis), labels, smoothing)  # type: ignore[no-untyped-call]
+        if of_class is not None:
+            losses = losses * of_class.to(losses)[labels]
         if layer.phase == pb.TRAIN and torch.is_grad_enabled():  # not in a pass whose loss is only displayed
             saturation.watch(losses.detach())
         weights = xs[2].detach().reshape(-1) if len(xs) == 3 else None
@@ -100,6 +103,22 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
         return [loss] if len(layer.top) < 2 else [loss, torch.softmax(xs[0].detach(), axis)]
 
     return forward
+
+
+def _class_weights(layer: pb.LayerParameter, classes: int) -> Tensor | None:
+    """Return the weight of each class of SegNet's `weight_by_label_freqs`; None without it."""
+    param: Any = layer.loss_param  # in the schema of all Caffes
+    if getattr(param, "weight_by_label_freqs", "") not in ("true", "1"):
+        return None
+    texts = list(param.class_weighting)
+    if len(texts) != classes:
+        raise layer_error(
+            layer, f"has {len(texts)} class_weighting for {classes} classes", "give one for each"
+        )
+    try:
+        return torch.tensor([float(text.rstrip("f")) for text in texts], dtype=torch.float64)
+    except ValueError:
+        raise layer_error(layer, "has a class_weighting that is not a number", "correct it") from None
 
 
 def _normalizer(layer: pb.LayerParameter, outer: int, inner: int) -> Callable[[int], float]:

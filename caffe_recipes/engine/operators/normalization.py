@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types.normalization import bn_mode
 from caffe_recipes.caffe.shapes import stats_images
-from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, layer_error
 
+_BN_EPS = 1e-9  # of SegNet's BN, added to the variance
 _WIDTH = 1024  # floats: rows of this length are summed the fastest
 
 
@@ -95,6 +97,26 @@ class _Normalized(torch.autograd.Function):
         return (*found, None, None, None)
 
 
+def _bn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """SegNet's: scale and shift; with bn_mode LEARN, after normalization by the batch, in TEST too."""
+    count = len(shapes.tops)
+
+    def infer(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        return [xs[0] * blobs[0] + blobs[1]]
+
+    def learn(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        mean, variance = _statistics(xs[0].detach())
+        scale, shift = (blob.view(-1) for blob in blobs)
+        y: Tensor = _Normalized.apply(xs[0], scale, shift, mean, variance, _BN_EPS)  # type: ignore[no-untyped-call]
+        return [y, mean.view(1, -1, 1, 1), variance.view(1, -1, 1, 1)][:count]
+
+    if bn_mode(layer) == "LEARN":
+        return learn
+    if count > 1:
+        raise layer_error(layer, "makes no mean and variance with bn_mode INFERENCE", "remove these tops")
+    return infer
+
+
 def _lrn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """x / (k + alpha / n * sum of squares) ^ beta over n channels, or over an n x n window with k = 1."""
     param = layer.lrn_param
@@ -161,4 +183,10 @@ def _normalize(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return forward
 
 
-OPERATORS: dict[str, Setup] = {"BatchNorm": _batch_norm, "LRN": _lrn, "MVN": _mvn, "Normalize": _normalize}
+OPERATORS: dict[str, Setup] = {
+    "BatchNorm": _batch_norm,
+    "BN": _bn,
+    "LRN": _lrn,
+    "MVN": _mvn,
+    "Normalize": _normalize,
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,14 @@ from torch.nn import functional
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.pooling import pyramid_window
 from caffe_recipes.caffe.layer_types.windows import per_axis, pool_size
-from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShape, TensorShapes, layer_error
+from caffe_recipes.engine.operators.operator import (
+    Forward,
+    Setup,
+    TensorShape,
+    TensorShapes,
+    class_indices,
+    layer_error,
+)
 
 _Pool = Callable[[Tensor], Tensor]
 _MAX = {2: functional.max_pool2d, 3: functional.max_pool3d}
@@ -110,4 +118,36 @@ def _spatial_pyramid(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return forward
 
 
-OPERATORS: dict[str, Setup] = {"Pooling": _pooling, "SPP": _spatial_pyramid}
+def _upsample(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """SegNet's: put each value where the mask of a max pooling says, and 0 elsewhere.
+
+    Of several values for one place, the last one stays, and each gets the gradient of that place.
+    """
+    top = shapes.tops[0]
+    size = math.prod(top[2:])
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        places = class_indices(xs[1], size).flatten(2)
+        y: Tensor = _Placed.apply(xs[0].flatten(2), places, size)  # type: ignore[no-untyped-call]
+        return [y.reshape(top)]
+
+    return forward
+
+
+class _Placed(torch.autograd.Function):
+    """The values of each row at their places in a row of `size`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor, size: int) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(places)
+        # Which of several values scatter_ keeps is not defined: find the last one first.
+        order = torch.arange(x.shape[2], device=x.device).expand_as(places)
+        last = order.new_full((*x.shape[:2], size), -1).scatter_reduce_(2, places, order, "amax")
+        return torch.where(last < 0, 0, x.gather(2, last.clamp(min=0)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        return grads[0].gather(2, ctx.saved_tensors[0]), None, None
+
+
+OPERATORS: dict[str, Setup] = {"Pooling": _pooling, "SPP": _spatial_pyramid, "Upsample": _upsample}

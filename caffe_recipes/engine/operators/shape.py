@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.layer_types.shape import own_number
+from caffe_recipes.caffe.layer_types.entry import own_number
 from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, class_indices
 
 
