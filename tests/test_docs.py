@@ -41,6 +41,7 @@ NOT_RUN = {
     r"source |git config|eval ": "changes the reader's shell or configuration",
     r"caffe-recipes completion .* > ~/": "writes to the reader's home: tests/cli/test_setup.py",
     r"caffe-recipes run digits-(local|cyclic)": "trains for minutes: make demo does, and .ci/run",
+    r"caffe-recipes run digits-rates.yaml": "trains for minutes: tests/run/test_each.py runs a small family",
     r"caffe-recipes run (mine|photos)\.yaml": "trains half a minute, as tests/run/test_runner_end_to_end.py",
     r"caffe-recipes (plot digits-local-1|parse-log runs/)": "needs a run: tests/run/monitor/test_curves.py",
     r"caffe-recipes report digits": "needs two runs: tests/cli/test_report.py",

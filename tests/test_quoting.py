@@ -178,7 +178,7 @@ FREE = {
         "authoring/new_options.py:_load_prototxt",
         "cli/prototxts.py:*",
         "recipe/source.py:_read",
-        "run/monitor/summary.py:_rows_of",
+        "recipe/source.py:list_family_rows",
         "review/diff/report.py:_render_difference",
         "review/diff/sources.py:_read_disk",
         "review/inspect/schedules.py:find_batch_size",

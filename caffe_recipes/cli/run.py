@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +18,7 @@ import click
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import RECIPE, Seconds, Whole, complete_phase, examples, gather
 from caffe_recipes.cli.streams import echo
+from caffe_recipes.errors import InputError
 from caffe_recipes.limits import STOP_GRACE_S
 from caffe_recipes.run.policy import Policy
 
@@ -83,6 +85,7 @@ def _as_json(finding: CheckResult) -> dict[str, object]:
     epilog=examples(
         "caffe-recipes run digits-local",
         "caffe-recipes run mine.yaml --hostfile hosts --on-failure replace --detach",
+        "caffe-recipes run family.yaml --each",
     )
 )
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
@@ -123,10 +126,13 @@ def _as_json(finding: CheckResult) -> dict[str, object]:
 @click.option(
     "--detach", is_flag=True, help="Return once training has begun; the run continues in the background."
 )
+@click.option("--each", is_flag=True, help="Run every row of a family, one after the other.")
 @gather(run_options.GivenRun, "typed")
 @gather(Policy, "policy")
 @gather("caffe_recipes.run.context:RunOptions", "given")
-def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None, detach: bool) -> None:
+def run(
+    typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None, detach: bool, each: bool
+) -> None:
     """Train a recipe's chain: preflight, staging, each phase, evaluation.
 
     Run the same command again to resume. The state, logs and verified snapshots of each run are kept in
@@ -136,16 +142,25 @@ def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None
 
     On one node, `run` chooses what the recipe leaves open, and prints it: the threads of a rank
     (cluster.omp_num_threads), and with caffe-torch a GPU (solver.solver_mode).
+
+    With --each, the recipe is the file of a family. A row that fails is reported, the next one follows, and
+    the exit code is 3; the same command continues with those that are not finished.
     """
     from caffe_recipes.cluster.slurm.this_job import TimeOver, requeue_job, this_job
     from caffe_recipes.run.signals import Interrupted, Interrupts
     from caffe_recipes.run.slurm_job import list_kept
 
+    if each and (detach or max_requeues is not None):
+        option = "--detach" if detach else "--max-requeues"
+        raise InputError(option, "cannot be combined with --each", "omit it, or run each row by itself")
     consent.allow_code()
     begun_s, kept, options, loaded = time.monotonic(), frozenset[tuple[str, int]](), None, None
     try:
         # By default SIGUSR1 ends a process silently. Other signals may do so until a run exists.
         with Interrupts().raised((signal.SIGUSR1,)):
+            if each:
+                _run_each(typed, given)
+                return
             loaded = typed.load()
             options = typed.options(loaded, given)
             if max_requeues is not None:
@@ -160,6 +175,21 @@ def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None
         now = list_kept(options.root, loaded) if options and loaded else kept
         over = TimeOver(this_job(os.environ), stop.time_s - begun_s, has_kept=bool(now - kept))
         sys.exit(requeue_job(over, max_requeues, lambda line: echo(line, err=True)))
+
+
+def _run_each(typed: run_options.GivenRun, given: RunOptions) -> None:
+    """Run the rows of a family, once all of them could be read."""
+    from caffe_recipes.recipe.source import list_family_rows
+    from caffe_recipes.run.each import run_each
+
+    rows = list_family_rows(typed.recipe)
+    if rows is None:
+        raise InputError(typed.recipe, "is not the file of a family", "omit --each, or give FAMILY.yaml")
+    each = [replace(typed, recipe=f"{typed.recipe}:{row}") for row in rows]
+    recipes = [row.load() for row in each]
+    options = {one.name: row.options(one, given) for row, one in zip(each, recipes, strict=True)}
+    run_each(recipes, lambda one: _run(one, options[one.name], detach=False), echo)
+    echo(f"compare them: caffe-recipes runs {typed.recipe}")
 
 
 def _run(recipe: AnyRecipe, options: RunOptions, *, detach: bool) -> None:

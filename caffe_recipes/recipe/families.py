@@ -117,7 +117,8 @@ def _no_row(where: str | Path, row: str | None, rows: list[str]) -> RecipeError:
         hint = f"did you mean '{where}:{near}'?"
     else:
         more = ", ..." if len(rows) > _MOST_NAMED else ""
-        hint = f"use {where}:ROW, where ROW is one of {', '.join(rows[:_MOST_NAMED])}{more}"
+        names = ", ".join(rows[:_MOST_NAMED])
+        hint = f"use {where}:ROW, where ROW is one of {names}{more}, or `run --each` for all of them"
     what = "is a family of recipes" if row is None else f"no row '{row[:100]}' in this family"
     return RecipeError(where, what, hint)
 

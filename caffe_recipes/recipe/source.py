@@ -10,7 +10,7 @@ from caffe_recipes.config import Location, YamlSource, parse_yaml, validate, wri
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.files.yaml_text import load_yaml_text
 from caffe_recipes.recipe.checks import find_contradictions
-from caffe_recipes.recipe.families import FamilyFile, parse_row
+from caffe_recipes.recipe.families import FamilyFile, list_rows, parse_row
 from caffe_recipes.recipe.model import (
     TENSORFLOW,
     AnyRecipe,
@@ -96,6 +96,17 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
         others = f"the recipes are {names}, and the paper's (`caffe-recipes recipes`); or give a .yaml file"
         raise RecipeError("", f"unknown recipe '{text}'", f"{did_you_mean(text, shipped)} {others}".lstrip())
     return load_yaml_text(path, "recipe", RecipeError), path, path.parent, row
+
+
+def list_family_rows(name: str) -> list[str] | None:
+    """Return the names of the rows of a family that is given by its file; None for any other name.
+
+    Raises RecipeError for a file that is not a family although it has the key.
+    """
+    if not name.endswith(RECIPE_SUFFIXES) or not Path(name).is_file():
+        return None
+    text = load_yaml_text(Path(name), "recipe", RecipeError)
+    return list_rows(text, name) if is_family(text) else None
 
 
 def parse_recipe(text: str, where: str | Path, folder: Path, row: str | None = None) -> Recipe:

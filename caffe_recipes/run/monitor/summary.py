@@ -6,14 +6,11 @@ import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from caffe_recipes.caffe.measurements import is_accuracy, is_top5
-from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.files.yaml_text import load_yaml_text
-from caffe_recipes.recipe.families import list_rows
+from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family
+from caffe_recipes.recipe.source import list_family_rows
 from caffe_recipes.run.folders import parse_run_name, sort_runs
 from caffe_recipes.run.monitor.follow import FOLLOW_ENV, FollowEnv, StatusOptions, open_runs
 from caffe_recipes.run.monitor.followed_run import FollowedRun
@@ -56,7 +53,7 @@ def summarize_runs(
     """
     now_s, found = time.time(), list[RunSummary]()
     for name in given:
-        rows = _rows_of(name)
+        rows = list_family_rows(name)
         if rows is None:
             found.append(summarize_run(_find(name, options, env), now_s))
         else:
@@ -64,14 +61,6 @@ def summarize_runs(
     if given:
         return found
     return [summarize_run(status, now_s) for status in find_statuses(options, env)]
-
-
-def _rows_of(name: str) -> list[str] | None:
-    """Return the rows of a family that is given by its file; None for any other name."""
-    if not name.endswith(RECIPE_SUFFIXES) or not Path(name).is_file():
-        return None
-    text = load_yaml_text(Path(name), "recipe", RecipeError)
-    return list_rows(text, name) if is_family(text) else None
 
 
 def _summarize_rows(
