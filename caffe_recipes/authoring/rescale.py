@@ -46,7 +46,7 @@ from caffe_recipes.config import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe import paper_rules
 from caffe_recipes.recipe.graph import find_leaves, images_of, images_per_iter, model_epochs
-from caffe_recipes.recipe.model import Acceptance, Phase, Recipe
+from caffe_recipes.recipe.model import OUR_TRAINER, Acceptance, Phase, Recipe
 from caffe_recipes.recipe.net_keys import NET_FILES
 from caffe_recipes.recipe.paper_rules import COLLAPSE_EPOCHS, Cycles
 from caffe_recipes.render.prototxts import load_own_net
@@ -237,6 +237,7 @@ class RescaleTarget:
     batch_per_rank: int | None = None
     smooth: bool = False
     name: str | None = None
+    trainer: str | None = None
 
 
 def _check_own_data(recipe: Recipe, batch_per_rank: int, ranks: int) -> None:
@@ -263,7 +264,7 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
 
     Raises InputError if the numbers do not fit, or if nothing would change.
     """
-    if change == RescaleTarget(name=change.name):
+    if change == RescaleTarget(name=change.name, trainer=change.trainer):
         raise InputError(recipe.name, "nothing to change", "give --nodes, --batch, --epochs or --smooth")
     cluster = _resize_cluster(recipe, change)
     batch = cluster["nodes"] * cluster["ranks_per_node"] * cluster["batch_per_rank"]
@@ -275,13 +276,14 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
         phases = make_continuous(phases)
     _check_changed(recipe, change, cluster, phases)
     values = _values(recipe, name, cluster, phases, home)
+    _change_trainer(recipe, change.trainer, values)
     draft = make_recipe(values, name, home)
     title = f"{_title(draft)}, {model_epochs(draft):.4g} epochs: {recipe.name} rescaled"
     draft = make_recipe(values | {"title": title}, name, home)
     _check_paths(recipe, draft)
     accept = _accept(recipe, draft)
     made = make_recipe(values | {"title": title, **({"accept": accept} if accept else {})}, name, home)
-    notes = tuple(describe_rescaling(recipe, made, change.epochs or model_epochs(recipe)))
+    notes = (*describe_rescaling(recipe, made, change.epochs or model_epochs(recipe)), *_norms(recipe, made))
     known = find_warnings(batch, model_epochs(made), made.data.train.images)
     warnings = (*known, *find_rule_breaks(recipe, made), *_warn_of_norms(made))
     was_reported = recipe.reported or any(phase.reported for phase in recipe.phases)
@@ -322,6 +324,46 @@ def _resize_cluster(recipe: Recipe, change: RescaleTarget) -> dict[str, Any]:
     if old.omp_num_threads is not None:
         values["omp_num_threads"] = max(old.omp_num_threads * old.ranks_per_node // ranks_per_node, 1)
     return values | {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": each}
+
+
+# What a Caffe on CPUs needs, or what describes its nodes.
+_OF_CPU_NODES = ("kmp_affinity", "mlsl", "fabric", "sockets_per_node", "cores_per_socket", "tmp_gb")
+
+
+def _change_trainer(recipe: Recipe, trainer: str | None, values: dict[str, Any]) -> None:
+    """Change the values of a recipe to those for another trainer.
+
+    caffe-torch gets what its ranks need on one node of GPUs: `run` chooses the devices and the threads, and
+    the BatchNorms of a larger rank normalize as many images together as those of the source.
+    """
+    if trainer is None or trainer == recipe.trainer:
+        return
+    values["trainer"] = trainer
+    if trainer != OUR_TRAINER:
+        return
+    old, cluster = recipe.cluster, values["cluster"]
+    is_one_node = cluster["nodes"] == 1
+    dropped = (*_OF_CPU_NODES, *(["omp_num_threads"] if is_one_node else []))
+    values["cluster"] = {key: value for key, value in cluster.items() if key not in dropped}
+    if is_one_node:
+        for part in (values.get("solver", {}), *values["phases"]):
+            part.pop("solver_mode", None)
+    images, batch = recipe.net.batch_norm_images or old.batch_per_rank, cluster["batch_per_rank"]
+    if recipe.net.builder and batch > images and batch % images == 0:
+        values["net"] = values["net"] | {"batch_norm_images": images}
+
+
+def _norms(source: Recipe, made: Recipe) -> Iterator[str]:
+    """Yield a note if the BatchNorms of a rank normalize its batch in parts."""
+    images, batch = made.net.batch_norm_images, made.cluster.batch_per_rank
+    if not images or batch == images or source.cluster.batch_per_rank == batch:
+        return
+    parts, fraction = batch // images, made.net.batch_norm_fraction
+    yield (
+        f"BatchNorms normalize {images} images together, as in {source.name}: {parts} parts of a rank's "
+        f"{batch}. Each part moves the running statistics, so an iteration keeps {fraction:g}^{parts} = "
+        f"{fraction**parts:.3g} of them; {source.name} keeps {source.net.batch_norm_fraction:g}"
+    )
 
 
 def _check_changed(

@@ -230,6 +230,7 @@ def new(asked: NewOptions, out: Path | None) -> None:
     epilog=examples(
         "caffe-recipes rescale stampede2-64n-72ep --nodes 128 --out r128.yaml",
         "caffe-recipes rescale mine.yaml --batch 8192 --smooth --out wide.yaml",
+        "caffe-recipes rescale mine.yaml --nodes 1 --ranks-per-node 8 --trainer caffe-torch --out gpus.yaml",
     )
 )
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
@@ -266,6 +267,7 @@ def new(asked: NewOptions, out: Path | None) -> None:
     callback=read_name,
     help="Name of the new recipe [default: the name of the --out file, or the old name and what changed]",
 )
+@trainer_option("that of the recipe")
 @consent.run_code
 @out
 @gather(RescaleTarget, "target")

@@ -61,6 +61,10 @@ class Net(Value):
     )
     function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
     batch_norm_fraction: Fraction = Field(0.95, description="moving_average_fraction of every BatchNorm")
+    batch_norm_images: Count | None = Field(
+        None,
+        description="images each BatchNorm normalizes together (bn_stats_batch_size); default: a rank's",
+    )
     zero_init: Literal["none", "last-block", "every-block"] = Field(
         "none",
         description="residual blocks whose last BatchNorm filler is 0: none, the last of each stage, or all",
@@ -78,7 +82,12 @@ class Net(Value):
         # A run's frozen recipe spells out every default, including keys that its author never wrote.
         is_frozen = isinstance(info.context, dict) and info.context.get("is_frozen", False)
         if self.builder is None and not is_frozen:
-            only_ours = {"batch_norm_fraction", "zero_init", "fillers"} & self.model_fields_set
+            only_ours = {
+                "batch_norm_fraction",
+                "batch_norm_images",
+                "zero_init",
+                "fillers",
+            } & self.model_fields_set
             if only_ours:
                 raise ValueError(
                     f"{', '.join(sorted(only_ours))}: only builders use it; set it in the net itself"

@@ -344,6 +344,9 @@ def render_net(recipe: Recipe, name: str) -> str:
     """Return one of a recipe's nets as prototxt text with comments; those of a shared net fit all recipes."""
     net = build_for(recipe, name, recipe.dialect)
     comments = {"": Comment(above=(*_header(recipe, name), *above_net(recipe, name)))}
+    if net.bn_stats_batch_size and recipe.net.batch_norm_images and not recipe.nets_dir:
+        parts = recipe.cluster.batch_per_rank // net.bn_stats_batch_size
+        comments["bn_stats_batch_size"] = Comment(beside=f"{parts} parts of a rank's batch")
     for index, layer in enumerate(net.layer):
         comments |= _data_comments(recipe, layer, f"layer[{index}]")
         if recipe.net.builder and layer.batch_norm_param.filler.value == 0 and layer.type == "BatchNorm":
@@ -386,7 +389,10 @@ def _build(recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
         conv_filler=fillers.conv.model_dump(),
         classifier_filler=fillers.classifier.model_dump(),
     )
-    return BUILDERS[given.builder or ""](given.name, build_data_layers(recipe, variant), options)
+    net = BUILDERS[given.builder or ""](given.name, build_data_layers(recipe, variant), options)
+    if given.batch_norm_images:
+        net.bn_stats_batch_size = given.batch_norm_images
+    return net
 
 
 def _check_classes(recipe: Recipe, net: pb.NetParameter, own: Document[pb.NetParameter]) -> None:

@@ -1,4 +1,4 @@
-"""Choose what a recipe leaves to the machine: the threads of a rank, and a GPU if PyTorch finds one.
+"""Choose what a recipe leaves to the machine: the threads of a rank, and the GPUs that PyTorch finds.
 
 So a recipe stays the same on every machine. Each start of a run chooses again, and records it as an event.
 """
@@ -21,7 +21,7 @@ _GPU = re.compile(r"^GPU (\d{1,3}): (.{1,200})$", re.MULTILINE)
 
 
 def choose_for_machine(setting: RunSetup) -> RunSetup:
-    """Return the setting with the threads and the GPU that its recipe leaves open; its first host is asked.
+    """Return the setting with the threads and the GPUs that its recipe leaves open; its first host is asked.
 
     Nothing is chosen on a host that does not answer, which the preflight reports.
     """
@@ -32,19 +32,21 @@ def choose_for_machine(setting: RunSetup) -> RunSetup:
             cores = min(facts.usable, facts.processors.cores)
             chosen = replace(chosen, threads=max(cores // recipe.cluster.ranks_per_node, 1))
         if recipe.chooses_device:
-            gpu, name = _find_gpu(setting)
-            chosen = replace(chosen, chooses_device=True, gpu=gpu, gpu_name=name)
+            found = _find_gpus(setting)
+            chosen = replace(chosen, chooses_device=True)
+            if found:  # each rank of a host takes one, so more GPUs than ranks would stop caffe-torch
+                gpus = min(len(found), recipe.cluster.ranks_per_node)
+                chosen = replace(chosen, gpu=found[0][0], gpu_name=found[0][1], gpus=gpus)
     except ClusterError:
         return setting
     environment = {**setting.environment, **thread_environment(chosen.threads)}
     return replace(setting, recipe=_with_threads(recipe, chosen), environment=environment, chosen=chosen)
 
 
-def _find_gpu(setting: RunSetup) -> tuple[int | None, str]:
-    """Return the number and the name of the first GPU that caffe-torch can use; None and "" without one."""
+def _find_gpus(setting: RunSetup) -> list[tuple[int, str]]:
+    """Return the numbers, from 0 on, and the names of the GPUs that caffe-torch can use."""
     done = setting.hosts[0].run(setting.trainer_argv(("device_query",)), _QUERY_S)
-    found = _GPU.search(done.stdout)
-    return (int(found[1]), printable(found[2])) if found else (None, "")
+    return [(int(number), printable(name)) for number, name in _GPU.findall(done.stdout)]
 
 
 def _with_threads(recipe: AnyRecipe, chosen: Chosen) -> AnyRecipe:

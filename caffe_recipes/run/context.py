@@ -133,7 +133,7 @@ class RunSetup:
     def training_argv(self, arguments: Sequence[str], hostfile: str, step: str = "") -> tuple[str, ...]:
         """Return the argv that starts the trainer on every rank; `step` names srun's step."""
         launch = replace(self.launch(hostfile), step=step)
-        return launch.argv(launch.in_container((self.program, *arguments, *self.chosen.arguments)))
+        return launch.argv(launch.in_container((self.program, *arguments, *self.chosen.training_arguments)))
 
     def trainer_argv(self, arguments: Sequence[str]) -> tuple[str, ...]:
         """Return the argv that starts the trainer without a launcher, on this machine."""

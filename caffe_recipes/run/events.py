@@ -196,10 +196,16 @@ class Chosen(Event):
     chooses_device: bool = False
     gpu: int | None = None
     gpu_name: str = ""
+    gpus: int = 0  # several: the ranks take one each, in turn
+
+    @property
+    def training_arguments(self) -> tuple[str, ...]:
+        """The trainer's arguments that select the GPUs of the ranks."""
+        return (f"--gpu={','.join(map(str, range(self.gpus)))}",) if self.gpus > 1 else self.arguments
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The trainer's arguments that select the GPU."""
+        """The trainer's arguments that select the GPU of a single process."""
         return () if self.gpu is None else (f"--gpu={self.gpu}",)
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
@@ -218,7 +224,8 @@ class Chosen(Event):
             keys.append("cluster.omp_num_threads")
         if self.chooses_device:
             device = "the CPU, since PyTorch finds no GPU"
-            parts.append(device if self.gpu is None else f"GPU {self.gpu} ({self.gpu_name})")
+            which = f"GPUs 0 to {self.gpus - 1}" if self.gpus > 1 else f"GPU {self.gpu}"
+            parts.append(device if self.gpu is None else f"{which} ({self.gpu_name})")
             keys.append("solver.solver_mode")
         hint = f"to choose yourself, set {join_names(keys)}"
         return f"chosen for this machine: {', and '.join(parts)}; {hint}" if parts else ""

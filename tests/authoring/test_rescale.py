@@ -18,7 +18,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.graph import model_epochs
 from caffe_recipes.recipe.model import Ensemble, Phase, Recipe
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
-from caffe_recipes.render.prototxts import build_solver
+from caffe_recipes.render.prototxts import build_net, build_solver
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.recipe_lint import lint_recipe
@@ -495,3 +495,31 @@ def test_a_net_that_keeps_its_data_keeps_its_batch(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"such as --nodes 2 --batch 16$"):
         rescale(recipe, RescaleTarget(batch=4), tmp_path)
     assert rescale(recipe, RescaleTarget(nodes=2, batch=16), tmp_path).recipe.cluster.nodes == 2
+
+
+def test_one_node_of_gpus_keeps_the_schedule_and_the_images_of_a_norm(tmp_path: Path) -> None:
+    source = load_recipe(SMALL)
+    change = RescaleTarget(nodes=1, ranks_per_node=8, trainer="caffe-torch")
+    made = rescale(source, change, tmp_path)
+    recipe = made.recipe
+    assert (recipe.trainer, recipe.cluster.batch_per_rank, recipe.cluster.global_batch) == (
+        "caffe-torch",
+        512,
+        4096,
+    )
+    assert recipe.chooses_device
+    assert (recipe.cluster.mlsl, recipe.cluster.fabric, recipe.cluster.omp_num_threads) == (None, None, None)
+    for old, new in zip(source.phases, recipe.phases, strict=True):
+        kept = {"solver_mode": None, "snapshot_prefix": new.snapshot_prefix}
+        assert new == old.model_copy(update=kept)
+    net = build_net(recipe, "train_val")
+    assert net.bn_stats_batch_size == 32
+    assert any("16 parts of a rank's 512" in note and "0.95^16 = 0.44" in note for note in made.notes)
+    assert not any("BatchNorm" in note for note in rescale(source, RescaleTarget(nodes=1)).notes)
+
+
+def test_a_norm_of_the_source_is_kept_by_a_larger_rank_only_if_it_divides_the_batch() -> None:
+    change = RescaleTarget(batch_per_rank=80, trainer="caffe-torch")
+    assert rescale(load_recipe(SMALL), change).recipe.net.batch_norm_images is None
+    with pytest.raises(InputError, match="nothing to change"):
+        rescale(load_recipe(SMALL), RescaleTarget(trainer="caffe-torch"))

@@ -336,3 +336,9 @@ def test_the_images_of_other_recipes_belong_to_their_parts() -> None:
     assert "images: belongs to `data: as-in-net`; write it as data.train.images" in str(
         refuse(DIGITS + "\nimages: 5\n")
     )
+
+
+def test_images_of_a_norm_divide_the_batch_of_a_rank() -> None:
+    text = DIGITS.replace("batch_norm_fraction: 0.95", "batch_norm_images: 7")
+    assert text != DIGITS
+    assert "net.batch_norm_images: 7 images do not divide a rank's batch of 32" in str(refuse(text))

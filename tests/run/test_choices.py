@@ -65,11 +65,21 @@ def test_nothing_is_chosen_for_a_recipe_that_sets_everything(place: Place) -> No
 def test_a_gpu_that_pytorch_finds_is_used_for_training_and_evaluation(place: Place) -> None:
     leave_device_open(place)
     setting = choose(place, Completed(0, f"some library: hello\n{H100}", ""))
-    assert setting.chosen == Chosen(chooses_device=True, gpu=0, gpu_name="NVIDIA H100 80GB HBM3")
-    assert setting.training_argv(("train",), "hostfile")[-2:] == ("train", "--gpu=0")
+    assert setting.chosen == Chosen(chooses_device=True, gpu=0, gpu_name="NVIDIA H100 80GB HBM3", gpus=2)
+    assert setting.training_argv(("train",), "hostfile")[-2:] == ("train", "--gpu=0,1")
+    assert setting.chosen.arguments == ("--gpu=0",)
     assert setting.chosen.describe() == (
-        "chosen for this machine: GPU 0 (NVIDIA H100 80GB HBM3); to choose yourself, set solver.solver_mode"
+        "chosen for this machine: GPUs 0 to 1 (NVIDIA H100 80GB HBM3); "
+        "to choose yourself, set solver.solver_mode"
     )
+
+
+@pytest.mark.parametrize(("gpus", "flag"), [(1, "--gpu=0"), (8, "--gpu=0,1")])
+def test_two_ranks_take_at_most_two_gpus(place: Place, gpus: int, flag: str) -> None:
+    leave_device_open(place)
+    listed = "".join(f"GPU {gpu}: NVIDIA H100\n" for gpu in range(gpus))
+    setting = choose(place, Completed(0, listed, ""))
+    assert setting.training_argv(("train",), "hostfile")[-1] == flag
 
 
 @pytest.mark.parametrize(

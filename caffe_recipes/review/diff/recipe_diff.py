@@ -28,7 +28,10 @@ _IN_PROTOTXTS = frozenset(
     {
         "solver",
         "nets",
-        *(f"net.{key}" for key in ("classes", "batch_norm_fraction", "zero_init", "fillers")),
+        *(
+            f"net.{key}"
+            for key in ("classes", "batch_norm_fraction", "batch_norm_images", "zero_init", "fillers")
+        ),
         *(f"data.{key}" for key in ("crop_size", "mirror", "mean_value", "scale")),
         *(f"data.train.{key}" for key in ("lmdb", "shuffle", "prefetch")),
         *(f"data.test.{key}" for key in ("lmdb", "batch_size", "shorter_side_px", "interp_mode")),
