@@ -10,7 +10,7 @@ node; MareNostrum's "CPUs" are sockets, two per node.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal
@@ -18,7 +18,7 @@ from typing import Literal
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import images_per_iter, total_images
 from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
-from caffe_recipes.wording import describe_count
+from caffe_recipes.wording import describe_count, join_names
 
 # The paper's epoch: Table VI's throughputs times its seconds are 1.28 million images, rounded.
 PAPER_IMAGES = 1_280_000
@@ -335,12 +335,20 @@ def order_paces(paces: Iterable[Pace], by: PaceKind | None = None) -> list[Pace]
     return sorted(paces, key=rank)
 
 
-def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pace:
+_MOST_OUTPUTS = 1000  # whose names are remembered
+
+
+def logged_pace(
+    recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]], outputs: Collection[str] = ()
+) -> Pace:
     """Return the speed from Caffe's logs, given as paths and lines, of a run with the recipe's own shape.
+
+    `outputs` are the names of the outputs of the recipe's nets, if they are known.
 
     It is the images between consecutive loss lines divided by the seconds between them, including tests and
     snapshots. Intervals across a start of the solver, or back in time, do not count. A log of a net with
-    another name is noted. Raises InputError if there are no two consecutive loss lines with a time.
+    another name is noted. Raises InputError if there are no two consecutive loss lines with a time, and for a
+    log with an output that is not one of `outputs`: it is the log of another net.
     """
     images, seconds, lines = 0, 0.0, 0
     paths: list[str] = []
@@ -350,7 +358,12 @@ def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pa
         phase, guessed = _phase_of(recipe, path)
         if guessed:
             notes.append(f"assumes that {path} is the log of phase {phase.name}")
-        steps, found, nets = _steps(text)
+        steps, found, nets, printed = _steps(text)
+        others = sorted(printed - {*outputs}) if outputs else ()
+        if others:
+            what = f"is the log of another net: it prints {join_names(others[:3])}"
+            own = f"{recipe.net.name} has the outputs {join_names(sorted(outputs)[:6])}"
+            raise InputError(path, f"{what}, and {own}", f"give a log of {recipe.name}")
         notes += [
             f"{path} is the log of the net {net}, which need not train as fast as {recipe.net.name}"
             for net in sorted(nets - {"", recipe.net.name})
@@ -409,12 +422,13 @@ def _phase_of(recipe: Recipe, path: str) -> tuple[Phase, bool]:
     return first, len({images_per_iter(recipe, phase) for phase in recipe.phases}) > 1
 
 
-def _steps(lines: Iterable[str]) -> tuple[Sequence[tuple[int, float]], int, set[str]]:
-    """Return iterations and seconds between consecutive loss lines, the number of lines, and the nets."""
-    from caffe_recipes.caffe.logs import Loss, Started, parse_line  # slow, and most paces are not logged
+def _steps(lines: Iterable[str]) -> tuple[Sequence[tuple[int, float]], int, set[str], set[str]]:
+    """Return iterations and seconds between consecutive loss lines, the number of lines, nets and outputs."""
+    # Slow, and most paces are not logged.
+    from caffe_recipes.caffe.logs import Loss, Started, TestOutput, TrainOutput, parse_line
 
     steps, found, before = [], 0, None
-    nets: set[str] = set()
+    nets, outputs = set[str](), set[str]()
     for line in lines:
         entry = parse_line(line)
         if entry is None or entry.rank not in (None, 0):
@@ -428,4 +442,6 @@ def _steps(lines: Iterable[str]) -> tuple[Sequence[tuple[int, float]], int, set[
         elif isinstance(entry.event, Started):
             nets.add(entry.event.net)
             before = None
-    return steps, found, nets
+        elif isinstance(entry.event, TrainOutput | TestOutput) and len(outputs) < _MOST_OUTPUTS:
+            outputs.add(entry.event.name)
+    return steps, found, nets, outputs

@@ -105,6 +105,19 @@ def test_a_log_of_another_net_is_noted(recipe: Recipe) -> None:
     assert note not in logged_pace(recipe, [("a.log", [SOLVING, *lines[1:]])]).notes
 
 
+def test_a_log_whose_outputs_the_net_lacks_is_refused(recipe: Recipe) -> None:
+    printed = "[0] I1120 10:00:11.000000  6374 solver.cpp:245]     Train net output #0: {} = 0.5"
+    lines = [loss(0, "10:00:00"), printed.format("mbox_loss"), loss(40, "10:00:20")]
+    with pytest.raises(InputError) as refused:
+        logged_pace(recipe, [("a.log", lines)], ["loss3/loss3", "loss3/top-1"])
+    assert str(refused.value) == (
+        "a.log: is the log of another net: it prints mbox_loss, and ResNet-50 has the outputs loss3/loss3 and"
+        " loss3/top-1; give a log of stampede2-64n-72ep"
+    )
+    lines[1] = printed.format("loss3/loss3")
+    assert logged_pace(recipe, [("a.log", lines)], ["loss3/loss3"]).images_per_s > 0
+
+
 def test_the_reported_rate_takes_precedence_over_that_of_a_node_and_the_minutes(recipe: Recipe) -> None:
     found = reported_pace(recipe)
     assert found

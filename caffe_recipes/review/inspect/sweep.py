@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES
+from caffe_recipes.caffe.net_states import restrict_net
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.profiles import check_partition, shipped_profiles
 from caffe_recipes.errors import InputError, hint_for
@@ -144,12 +145,25 @@ def _find_own_paces(recipe: Recipe, inputs: SpeedInputs) -> Iterator[Pace]:
     if inputs.logs:
         for path in inputs.logs:
             _check_run(recipe, path)
-        yield logged_pace(recipe, read_logs(inputs.logs))
+        yield logged_pace(recipe, read_logs(inputs.logs), _find_outputs(recipe))
     if inputs.images_per_s is not None:
         yield given_pace(inputs.images_per_s)
     reported = reported_pace(recipe)
     if reported:
         yield replace(reported, is_elsewhere=_is_elsewhere(recipe, inputs.profile))
+
+
+def _find_outputs(recipe: Recipe) -> set[str]:
+    """Return the outputs of all nets that the recipe trains, and tests: blobs that no later layer reads."""
+    outputs = set[str]()
+    for name in dict.fromkeys(phase.net for phase in recipe.phases):
+        net = build_net(recipe, name)
+        for phase in (pb.TRAIN, pb.TEST):
+            unread = set[str]()
+            for layer in restrict_net(net, phase).layer:
+                unread = unread - {*layer.bottom} | {*layer.top}
+            outputs |= unread
+    return outputs
 
 
 def _is_elsewhere(recipe: Recipe, profile: Profile | None) -> bool:
