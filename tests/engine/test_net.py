@@ -542,3 +542,14 @@ def test_random_nets_run_or_are_refused_in_one_line() -> None:
             assert "please report it" not in str(error), seed
             assert "\n" not in str(error)
     assert ran > 20
+
+
+def test_only_what_is_printed_or_needed_by_the_backward_pass_outlives_a_pass() -> None:
+    net = make(dummy("data", 4, 5) + LABELS + IP + loss('top: "l"'))
+    scores = next(node.tops[0] for node in net.nodes if node.param.type == "InnerProduct")
+    net.forward()
+    assert net.value(scores).numel() == 0
+    assert [output.name for output, _ in net.scores()] == ["l"]
+    net.keeps_blobs = True
+    net.forward()
+    assert net.value(scores).numel() > 0
