@@ -29,7 +29,7 @@ from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import SOURCES, DataContext
-from caffe_recipes.engine.settings import runnable_net
+from caffe_recipes.engine.settings import load_net, runnable_net
 from caffe_recipes.engine.solver import SignalRequests, Solver
 from caffe_recipes.engine.supported import check_supported
 from caffe_recipes.engine.updates import flatten_params
@@ -235,8 +235,17 @@ def try_nets(folder: Path, most_s: float = MOST_S) -> Iterable[Tried]:
         if any("Loss" in layer.type or any(layer.loss_weight) for layer in layers):
             counted = not any(layer.type in _NOT_COUNTED for layer in layers)
             why = why_not(path, most_s) if counted else "has layers of the user's own code"
-            replaced = ", ".join(dict.fromkeys(each.type for each in layers if is_foreign_reader(each)))
-            yield Tried(str(path.relative_to(folder)), len(layers), why, counted, replaced)
+            yield Tried(str(path.relative_to(folder)), len(layers), why, counted, _replaced(path, layers))
+
+
+def _replaced(path: Path, layers: Iterable[Any]) -> str:
+    """Return what of a net's readers the engine does not run."""
+    types = dict.fromkeys(layer.type for layer in layers if is_foreign_reader(layer))
+    try:
+        load_net(str(path))
+    except CaffeRecipesError:
+        return ", ".join(types) or "fields of its readers"
+    return ", ".join(types)
 
 
 def render_zoo(nets: Sequence[Tried]) -> str:
