@@ -30,11 +30,11 @@ on() { ssh "$1" bash -s <<<"$(declare -f "$2"; printf 'cd %q && ' "$PWD"; printf
 scp() { command scp "${strict[@]}" "$@" || stop 3 "$1: not fetched; see $logs/$phase.log"; }
 export HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXTRA_ARGS="${strict[*]}"
 export I_MPI_HYDRA_BOOTSTRAP=ssh I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS="${strict[*]}"
-# If hosts are missing or appear twice, hydra starts their ranks on the others, without a word.
-mapfile -t hosts < <(awk '{ sub(/[#:\r].*/, "") } NF && !seen[$1]++ { print $1 }' hostfile 2>/dev/null | head -n 256)
-((${#hosts[@]} == 256)) || stop 2 "$PWD/hostfile: lists ${#hosts[@]} of 256 hosts; write each on a line"
+# If hosts are missing or come again after others, hydra starts their ranks on the first ones, without a word.
+mapfile -t hosts < <(awk '{ sub(/[#:\r].*/, "") } NF && $1 != last { if (seen[last = $1]++) exit; print last }' hostfile 2>/dev/null | head -n 256)
+((${#hosts[@]} == 256)) || stop 2 "$PWD/hostfile: lists ${#hosts[@]} of 256 hosts, up to one that comes again; write each on a line"
 result=${hosts[0]} # worker 0, which writes the snapshots
-# One training at a time. If this is killed, mpiexec still holds the lock, and its proxies do for a moment longer.
+# One training at a time. If this is killed, mpiexec still holds the lock. flock returns 1 if it is held, and more without locks.
 mkdir -p -- "$logs" && (umask 077 && touch -- "$logs/lock")
 exec 9>>"$logs/lock"
 flock -w 5 9 || (($? > 1)) || stop 2 "$logs/lock: held by a run.sh, its mpiexec, or caffe-recipes run; wait for it or stop it"
@@ -59,7 +59,7 @@ if [[ -n ${LMDB_SOURCE-} ]]; then
   for i in "${!hosts[@]}"; do wait "${copies[i]}" || stop 3 "${hosts[i]}: $(tail -n 1 "$logs/lmdb-${hosts[i]}.log")"; done
 fi
 
-# Runs a command and logs it; in the background, so that a signal ends it at once.
+# Runs a command and logs it; in the background, so that a signal ends it at once. 87.336 is Caffe's loss for a probability of 0.
 logged() { # NAME COMMAND...
   local log=$logs/$1.log
   [[ ! -e $log ]] || mv -f -- "$log" "$log.old"
@@ -68,7 +68,7 @@ logged() { # NAME COMMAND...
   ! grep -o ' loss = [^ ]*' "$log" | tail -n 1 | grep -qE 'nan|inf|87\.336' || stop 3 "$1: the loss is not finite; see $log"
 }
 mpiexec.hydra() { logged "$phase" mpiexec.hydra "$@"; }
-# A phase is finished once its snapshot is here, with the digests of it and of the solver, net and weights that made it.
+# Returns 1 if a phase is finished: its snapshot is here, with the digests of it and of the solver, net and weights that made it.
 begin() { # PHASE NET WEIGHTS SNAPSHOT...
   phase=$1 snapshots=("${@:4}") last=${!#} && record=${last##*/}.made-from
   made=("$models/solver_$1.prototxt" "$models/$2.prototxt" ${3:+"$3"} "${snapshots[@]##*/}")

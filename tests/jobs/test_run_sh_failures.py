@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.jobs.conftest import StandInCluster
+from tests.jobs.conftest import StandInCluster, small_recipe
 
 INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
 CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
@@ -96,13 +97,31 @@ def test_a_host_that_is_down_or_has_another_lmdb_is_named(
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [(None, 0), ("c401-001\n\n# c401-002\n", 1), ("c401-001\nc401-001:2\n", 1)],
+    [
+        (None, 0),
+        ("c401-001\n\n# c401-002\n", 1),
+        ("c401-001\nc401-001:2\n", 1),
+    ],
 )
 def test_too_few_hosts_are_refused(small_cluster: StandInCluster, text: str | None, count: int) -> None:
     hostfile = small_cluster.root / "hostfile"
     hostfile.write_text(text) if text else hostfile.unlink()
-    assert f"{hostfile}: lists {count} of 2 hosts; write each on a line" in small_cluster.stops(2)
+    message = f"{hostfile}: lists {count} of 2 hosts, up to one that comes again; write each on a line"
+    assert message in small_cluster.stops(2)
     assert not (small_cluster.root / "logs").exists()
+
+
+def test_a_host_that_comes_again_after_others_is_refused_since_hydra_would_use_it_twice(
+    tmp_path: Path,
+) -> None:
+    recipe = small_recipe()
+    nodes = recipe.cluster.model_copy(update={"nodes": 3})
+    cluster = StandInCluster(tmp_path, recipe.model_copy(update={"cluster": nodes}))
+    a, b, c = cluster.hosts
+    (cluster.root / "hostfile").write_text("".join(f"{host}\n" for host in (a, b, a, c)))
+    assert "lists 2 of 3 hosts, up to one that comes again" in cluster.stops(2)
+    (cluster.root / "hostfile").write_text("".join(f"{host}\n" for host in (a, a, b, b, c, c)))
+    assert cluster.run().returncode == 0  # hydra joins lines of a host that follow each other
 
 
 def test_arguments_are_refused(small_cluster: StandInCluster) -> None:
