@@ -45,11 +45,12 @@ STALL_S = 60.0
 START_S = 180.0
 _END_S = 10.0
 _LOGOUT_S = 2.0
-# Hydra prefixes a rank's line with `[0] `, srun with `0: `.
-_LINE = re.compile(r"(?:\[\d+\] |\d+: )?relay: (\d{1,9}) \S+ (landed|failed|stopped)(?:: (.*))?")
+# A rank's line begins with the label of its launcher, such as `[0] `, `0: ` or `[1,0]<stdout>:`.
+_LABEL = r"(?:\S{1,120}? ?)?"
+_LINE = re.compile(rf"{_LABEL}relay: (\d{{1,9}}) \S+ (landed|failed|stopped)(?:: (.*))?")
 # A rank with such an error never joins the others.
 _FATAL = re.compile(r"(ModuleNotFound|Import)Error: |error while loading shared|execvp error|: not found$")
-_AT = re.compile(r"(?:\[\d+\] |\d+: )?relay: at (\d{1,18})")
+_AT = re.compile(rf"{_LABEL}relay: at (\d{{1,18}})")
 
 
 @dataclass
