@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from caffe_recipes.caffe.measurements import Measurement
     from caffe_recipes.engine.module import CaffeModule
+    from caffe_recipes.recipe.model import AnyRecipe
     from caffe_recipes.review.diff.changes import Comparison
     from caffe_recipes.review.lint.findings import Finding
     from caffe_recipes.run.monitor.summary import RunSummary
@@ -45,6 +46,29 @@ def read_log(path: str | Path) -> list[Measurement]:
     from caffe_recipes.review.inspect.training_logs import load_measurements
 
     return [row for rows in load_measurements(Path(path), MeasuredLog()) for row in rows]
+
+
+def train(
+    recipe: str | Path | AnyRecipe,
+    *,
+    root: str | Path = ".",
+    hostfile: str | Path | None = None,
+    new: bool = False,
+) -> RunSummary:
+    """Train a recipe's chain, or resume its latest run, as `caffe-recipes run` does; return it in numbers.
+
+    `recipe` is a name, a path or a loaded recipe, `root` the Caffe root, and `new` starts another run. The
+    steps and the progress are printed. Raises InputError before anything on disk has changed, and RunFailed
+    if the run fails; the same call resumes it.
+    """
+    from caffe_recipes.recipe.source import load_any_recipe
+    from caffe_recipes.run.context import RunOptions
+    from caffe_recipes.run.runner import run_chain
+
+    loaded = load_any_recipe(recipe) if isinstance(recipe, str | Path) else recipe
+    hosts = None if hostfile is None else Path(hostfile)
+    run_chain(loaded, RunOptions(root=Path(root).absolute(), hostfile=hosts, new=new))
+    return runs(loaded.name, root=root)[0]
 
 
 def runs(*names: str, root: str | Path = ".", on: str | None = None) -> list[RunSummary]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.errors import WeightsError
+import caffe_recipes as cr
+from caffe_recipes.errors import InputError, WeightsError
 from caffe_recipes.run.journal import JournalError
 
 if TYPE_CHECKING:
@@ -71,3 +72,13 @@ def test_a_run_whose_program_was_replaced_before_its_report_finishes(
     monkeypatch.setitem(sys.modules, "caffe_recipes.run.report.writing", None)
     assert place.run().outputs
     assert "the report of runs/small-1 was not written: " in place.output.getvalue()
+
+
+def test_python_trains_a_recipe_and_the_same_call_trains_nothing_again(place: Place) -> None:
+    summary = cr.train(place.recipe, root=place.root)
+    assert (summary.run, summary.state, summary.top1) == ("small-1", "finished", 0.75)
+    logs = sorted((place.root / "runs" / "small-1" / "logs").iterdir())
+    assert cr.train(cr.load_recipe(place.recipe), root=place.root).run == "small-1"
+    assert sorted((place.root / "runs" / "small-1" / "logs").iterdir()) == logs
+    with pytest.raises(InputError):
+        cr.train(place.root / "absent.yaml", root=place.root)
