@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from caffe_recipes.api import diff, lint, read_log, runs, torch_module, train
+    from caffe_recipes.api import diff, lint, read_log, run_recipe, runs, torch_module
     from caffe_recipes.recipe.model import Recipe
     from caffe_recipes.recipe.source import load_recipe
     from caffe_recipes.render.tree import generate
@@ -28,9 +28,19 @@ _HOME = {
     "read_log": "caffe_recipes.api",
     "runs": "caffe_recipes.api",
     "torch_module": "caffe_recipes.api",
-    "train": "caffe_recipes.api",
+    "run_recipe": "caffe_recipes.api",
 }
-__all__ = ["Recipe", "diff", "generate", "lint", "load_recipe", "read_log", "runs", "torch_module", "train"]
+__all__ = [
+    "Recipe",
+    "diff",
+    "generate",
+    "lint",
+    "load_recipe",
+    "read_log",
+    "run_recipe",
+    "runs",
+    "torch_module",
+]
 
 
 def __dir__() -> list[str]:

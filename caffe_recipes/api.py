@@ -48,7 +48,7 @@ def read_log(path: str | Path) -> list[Measurement]:
     return [row for rows in load_measurements(Path(path), MeasuredLog()) for row in rows]
 
 
-def train(
+def run_recipe(
     recipe: str | Path | AnyRecipe,
     *,
     root: str | Path = ".",

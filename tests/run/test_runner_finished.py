@@ -75,10 +75,10 @@ def test_a_run_whose_program_was_replaced_before_its_report_finishes(
 
 
 def test_python_trains_a_recipe_and_the_same_call_trains_nothing_again(place: Place) -> None:
-    summary = cr.train(place.recipe, root=place.root)
+    summary = cr.run_recipe(place.recipe, root=place.root)
     assert (summary.run, summary.state, summary.top1) == ("small-1", "finished", 0.75)
     logs = sorted((place.root / "runs" / "small-1" / "logs").iterdir())
-    assert cr.train(cr.load_recipe(place.recipe), root=place.root).run == "small-1"
+    assert cr.run_recipe(cr.load_recipe(place.recipe), root=place.root).run == "small-1"
     assert sorted((place.root / "runs" / "small-1" / "logs").iterdir()) == logs
     with pytest.raises(InputError):
-        cr.train(place.root / "absent.yaml", root=place.root)
+        cr.run_recipe(place.root / "absent.yaml", root=place.root)
