@@ -230,7 +230,7 @@ def new(asked: NewOptions, out: Path | None) -> None:
     epilog=examples(
         "caffe-recipes rescale stampede2-64n-72ep --nodes 128 --out r128.yaml",
         "caffe-recipes rescale mine.yaml --batch 8192 --smooth --out wide.yaml",
-        "caffe-recipes rescale mine.yaml --nodes 1 --ranks-per-node 8 --trainer caffe-torch --out gpus.yaml",
+        "caffe-recipes rescale mine.yaml --nodes 1 --ranks-per-node 8 --out gpus.yaml",
     )
 )
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)

@@ -7,9 +7,11 @@ from tests.extras import needs_onnx
 
 pytestmark = needs_onnx
 
-# Losses and metrics need labels; recurrent layers keep a state between batches; and no deploy net has Im2col.
+# Losses and metrics need labels, recurrent layers keep a state between batches, no deploy net has Im2col, and
+# ONNX has no layers as SegNet's BN and Upsample are.
 NOT_EXPORTED = {
     "Accuracy",
+    "BN",
     "ContrastiveLoss",
     "EuclideanLoss",
     "HingeLoss",
@@ -22,6 +24,7 @@ NOT_EXPORTED = {
     "SigmoidCrossEntropyLoss",
     "SmoothL1Loss",
     "SoftmaxWithLoss",
+    "Upsample",
 }
 
 
