@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, BinaryIO, ClassVar, get_args
 
 from caffe_recipes.files.bounded_reads import open_file
 
@@ -554,6 +554,16 @@ class LogFile:
         self._partial_line = partial[:LONGEST_LINE_BYTES]
         whole = b"\n".join(line[:LONGEST_LINE_BYTES] for line in lines)
         return whole.decode(errors="replace").split("\n") if lines else []
+
+
+def split_stream(stream: BinaryIO) -> Iterator[list[str]]:
+    """Yield the lines of a stream that cannot be read twice, such as a pipe, as LogFile does, to its end."""
+    log = LogFile(Path())
+    while piece := stream.read(_PIECE_BYTES):
+        if lines := log._split(piece):
+            yield lines
+    if log._partial_line:
+        yield log._split(b"\n")
 
 
 def _find_label(overwritten: re.Match[bytes]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,26 +16,41 @@ from caffe_recipes.wording import describe_count
 if TYPE_CHECKING:
     from caffe_recipes.run.failures.explain import ExplainedLog
 
+_STDIN = Path("-")
 
-@click.command(epilog=examples("caffe-recipes explain train.log", "caffe-recipes explain slurm-*.out"))
+
+@click.command(
+    epilog=examples(
+        "caffe-recipes explain train.log",
+        "caffe-recipes explain slurm-*.out --json",
+    )
+)
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: an object for each log, by its path.")
 @click.pass_context
-def explain(ctx: click.Context, logs: tuple[Path, ...]) -> None:
+def explain(ctx: click.Context, logs: tuple[Path, ...], as_json: bool) -> None:
     """Explain the failures in logs of Caffe, TensorFlow, MLSL, MPI, ssh and Slurm.
 
     Beneath each line that is known: its cause, what to do, and where that is known from. A guess is called
-    one. Logs of several ranks, as of `mpiexec -l` and `srun --label`, are also compared by rank. A file
-    that cannot be explained is reported on standard error, and the exit code is then 2.
+    one. Logs of several ranks, as of `mpiexec -l` and `srun --label`, are also compared by rank. A file that
+    cannot be explained is reported on standard error, and the exit code is then 2. `-` is standard input.
     """
-    from caffe_recipes.run.failures.explain import explain_log
+    from caffe_recipes.run.failures.explain import explain_log, explain_stream
 
-    exit_code = 0
+    exit_code, data = 0, dict[str, object]()
     for log in logs:
         try:
-            _print(log, explain_log(log))
+            stdin = click.get_binary_stream("stdin") if log == _STDIN else None
+            explained = explain_log(log) if stdin is None else explain_stream(stdin, "standard input")
         except InputError as error:
             echo(f"Error: {error}", err=True)
             exit_code = error.exit_code
+            continue
+        data[str(log)] = explained.as_json()
+        if not as_json:
+            _print(log, explained)
+    if as_json:
+        click.echo(json.dumps(data, indent=1))
     ctx.exit(exit_code)
 
 

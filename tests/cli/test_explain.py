@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import io
+import json
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from tests.cli.command_line import call_main
 
@@ -42,3 +47,28 @@ def test_logs_that_cannot_be_read_do_not_hide_the_others(tmp_path: Path) -> None
 def test_a_log_cannot_command_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("\x1b[2JHost key verification failed.\n")
     assert "\x1b" not in call_main("explain", "a.log", cwd=tmp_path).stdout
+
+
+def test_json_has_the_line_the_diagnosis_and_the_ranks_of_each_log(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(f"[17] {FINE}\n[17] {MISSING}\n")
+    done = call_main("explain", "a.log", "none", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: none: cannot be read")
+    data = json.loads(done.stdout)
+    assert list(data) == ["a.log"]
+    assert data["a.log"]["lines"] == 2
+    (found,) = data["a.log"]["found"]
+    assert (found["line"], found["ranks"], found["count"], found["is_guess"]) == (2, [17], 1, False)
+    assert found["cause"].startswith("the `source` of a data layer is not the folder of an LMDB")
+
+
+def test_a_log_is_read_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explain(text: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return call_main("explain", "-", cwd=tmp_path)
+
+    done = explain(f"{FINE}\n{MISSING}")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"-:2: {MISSING}")
+    done = explain("hello\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: standard input: has no line of Caffe, TensorFlow")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from caffe_recipes.caffe.logs import (
     ROUTINE_LINE,
@@ -15,6 +16,7 @@ from caffe_recipes.caffe.logs import (
     Loss,
     parse_line,
     split_rank,
+    split_stream,
 )
 from caffe_recipes.errors import InputError
 from caffe_recipes.files.bounded_reads import open_file, reading
@@ -157,6 +159,20 @@ class ExplainedLog:
     found: tuple[ExplainedLine, ...]
     fatal: str = ""
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the explanations; `line` is None for what only the whole log shows."""
+        found = [
+            {
+                "line": one.number or None,
+                "text": one.text,
+                "count": one.count,
+                "ranks": sorted(one.ranks),
+                **asdict(one.diagnosis),
+            }
+            for one in self.found
+        ]
+        return {"lines": self.lines, "fatal": self.fatal or None, "found": found}
+
 
 def explain_lines(groups: Iterable[Sequence[str]]) -> ExplainedLog | None:
     """Explain the lines of a log, in groups of any size; return None if they are of no known program.
@@ -188,6 +204,15 @@ def explain_log(path: Path) -> ExplainedLog:
         if len(start) - len(start.translate(None, _CONTROL)) > len(start) // 50 + 8:
             raise InputError(path, "is binary", _HINT)
         found = explain_lines(LogFile(path).read(to_end=True))
+    return _require_known(found, path)
+
+
+def explain_stream(stream: BinaryIO, name: str) -> ExplainedLog:
+    """Explain a log that is read from a pipe; raises InputError for that of another program."""
+    return _require_known(explain_lines(split_stream(stream)), name)
+
+
+def _require_known(found: ExplainedLog | None, where: str | Path) -> ExplainedLog:
     if found is None:
-        raise InputError(path, "has no line of Caffe, TensorFlow, MPI, ssh or Slurm", _HINT)
+        raise InputError(where, "has no line of Caffe, TensorFlow, MPI, ssh or Slurm", _HINT)
     return found
