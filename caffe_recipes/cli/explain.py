@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def explain(ctx: click.Context, logs: tuple[Path, ...], as_json: bool) -> None:
     exit_code, data = 0, dict[str, object]()
     for log in logs:
         try:
-            stdin = click.get_binary_stream("stdin") if log == _STDIN else None
+            stdin = sys.stdin.buffer if log == _STDIN else None
             explained = explain_log(log) if stdin is None else explain_stream(stdin, "standard input")
         except InputError as error:
             echo(f"Error: {error}", err=True)
