@@ -14,9 +14,9 @@ from caffe_recipes.run.trainer_log import accuracies, find_divergence, find_gues
 from caffe_recipes.units import describe_duration
 from caffe_recipes.wording import describe_names
 
-# The log is stalled after this many times its usual pause, but not before so many seconds; nor, before the
-# first loss, while nets are built and weights are read.
-_STALL_TIMES, _STALL_S, _START_S = 5, 60.0, 600.0
+# The log is stalled after this many times its usual pause, and its longest, as for a test, but not before so
+# many seconds; nor, before the first loss, while nets are built and weights are read.
+_STALL_TIMES, _LONGEST_TIMES, _STALL_S, _START_S = 5, 2, 60.0, 600.0
 # A rank is behind if it lacks this many displays that others have shown.
 _BEHIND_DISPLAYS = 3
 # The speed has fallen if a display took this many times its median, in so many of the last displays.
@@ -64,8 +64,11 @@ Alarm = Callable[[WatchedTraining], str | None]
 def _find_stall(seen: WatchedTraining) -> str | None:
     pauses = [(after - before).total_seconds() for before, after in pairwise(seen.summary.times.values())]
     usual_s = median(pauses) if pauses else 0.0
-    limit_s = max(_STALL_S, _STALL_TIMES * usual_s) if seen.summary.losses else _START_S
-    if seen.quiet_s < limit_s:
+    limit_s = _START_S
+    if seen.summary.losses:
+        limit_s = max(_STALL_S, _STALL_TIMES * usual_s, _LONGEST_TIMES * max(pauses, default=0.0))
+    has_ended = seen.summary.done or max(seen.summary.losses, default=-1) >= seen.step.last_iter
+    if has_ended or seen.quiet_s < limit_s:
         return None
     usual = f"; usually there is one every {describe_duration(usual_s)}" if usual_s else ""
     return f"stalled: no loss in the log for {describe_duration(seen.quiet_s)}{usual}"

@@ -68,6 +68,15 @@ def test_a_log_without_news_rings_after_five_times_its_usual_pause() -> None:
     )
 
 
+def test_a_log_that_has_paused_as_long_before_is_not_stalled() -> None:
+    assert watch(summarize(FALLING, slow=1, seconds=100), 599.0) == ()
+    assert watch(summarize(FALLING, slow=1, seconds=100), 600.0) != ()
+
+
+def test_a_phase_that_is_trained_to_its_end_is_not_stalled_while_its_snapshot_is_fetched() -> None:
+    assert watch(summarize([(0, 7.0), (STEPS[0].last_iter, 2.0)]), 3600.0) == ()
+
+
 def test_before_the_first_loss_a_stall_takes_ten_minutes() -> None:
     assert watch(LogSummary(), 599.0) == ()
     assert watch(LogSummary(), 600.0) == ("stalled: no loss in the log for 10 min 00 s",)
