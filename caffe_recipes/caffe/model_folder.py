@@ -79,7 +79,9 @@ def load_model(folder: Path) -> ModelDescription:
     with reading(path, DataError, _HINT):
         try:
             values = json.loads(read_within(path, "json-bytes"))
-            take_format(values, path, "train it again with this version", DataError)
+            take_format(
+                values, path, "copy it again from its run, or train it again with this version", DataError
+            )
             values["shape"] = tuple(map(int, values["shape"]))
             if values["classes"] is not None:
                 values["classes"] = tuple(map(str, values["classes"]))

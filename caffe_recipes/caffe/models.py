@@ -65,6 +65,8 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
         return Model(folder / DEPLOY, folder / WEIGHTS, found, found.transform_of(folder))
     if given is not None:
         raise InputError(given, "is a second model beside --net", "give a run, or --net and --weights")
+    if not math.isfinite(loose.scale) or loose.scale == 0:
+        raise InputError("--scale", f"{loose.scale:g} leaves nothing of an image", "give e.g. 0.0078125")
     transform = pb.TransformationParameter(scale=loose.scale, mean_value=_mean_values(loose.mean))
     names = None if loose.names is None else _load_names(loose.names)
     described = ModelDescription("", names, (), describe_transform(transform))
@@ -88,4 +90,7 @@ def _mean_values(mean: str | None) -> Sequence[float]:
 
 def _load_names(path: Path) -> tuple[str, ...]:
     data = load_within(path, "list-bytes", DataError, "give a text file with the name of a class per line")
-    return tuple(line.strip() for line in data.decode(errors="replace").rstrip().splitlines())
+    names = tuple(line.strip() for line in data.decode(errors="replace").rstrip().splitlines())
+    if not names:
+        raise DataError(path, "has no names", "give a text file with the name of a class per line")
+    return names

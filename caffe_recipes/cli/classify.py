@@ -34,7 +34,7 @@ def classify(words: tuple[str, ...], caffe_root: str, loose: LooseFiles, top: in
 
     RUN is the name or folder of a finished run, whose model/ is read; FOLDER is such a model/. Images are
     transformed as those of phase TEST were. With --net and --weights, all arguments are images, which are
-    resized to the net's input.
+    resized to the net's input; without --mean and --scale, pixels from 0 to 255 go into it as they are.
     """
     given, images = (None, words) if loose.net else (words[0], words[1:])
     if not images:

@@ -46,7 +46,8 @@ def export(
     hold the classes and the transform of the images, as in model.json.
     """
     if out.suffix not in (".onnx", ".safetensors"):
-        raise click.UsageError(f"--out {out}: the file must end in .onnx or .safetensors")
+        what = "is a folder; name a file in it that ends" if out.is_dir() else "the file must end"
+        raise click.UsageError(f"--out {out}: {what} in .onnx or .safetensors")
     opened = open_model(model, loose, Path(caffe_root))
     is_onnx = out.suffix == ".onnx"
     require_packages("export", "torch", "cv2", *(("onnx", "onnxruntime") if is_onnx else ()))

@@ -19,6 +19,7 @@ from caffe_recipes.engine.operators.operator import format_shape
 from caffe_recipes.engine.transform import Transform, decode_datum, match_caffe_opencv, resize_to
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files.bounded_reads import load_within
+from caffe_recipes.wording import describe_count
 
 ImageValues = NDArray[np.float32]
 
@@ -49,10 +50,17 @@ class Predictor:
             )
             what = f"takes {listed}, which is not an image"
             raise InputError(model.net, what, "give a net that predicts from one image")
+        means, channels = len(model.transform.mean_value), shapes[0][1]
+        if means not in (0, 1, channels):
+            what = (
+                f"has {describe_count(means, 'value')}, and the net has {describe_count(channels, 'channel')}"
+            )
+            raise InputError("--mean", what, "give one for each channel, or one for all")
         self._output = self._find_output(str(model.net))
         count = dict(zip(self.module.output_names, self.module.output_shapes, strict=True))[self._output][1]
         self._names = model.description.classes or ()
-        if len(self._names) > count:
+        is_short = model.is_resized and 0 < len(self._names) < count  # a run may have seen only some classes
+        if len(self._names) > count or is_short:
             what = f"has {count} classes, but {len(self._names)} names are given"
             raise InputError(model.net, what, "give one name for each class")
 
@@ -82,12 +90,15 @@ class Predictor:
         match_caffe_opencv()
         try:
             pixels = decode_datum(datum, param)
+        except ValueError as error:
+            raise DataError(image, str(error), "give another image") from None
+        try:
             if self._is_resized:
                 pixels = resize_to(pixels, wanted[1], wanted[2], pb.ResizeParameter(), Random(0))
             pixels = self._transform.apply(pixels, Random(0))
             batch = self._transform.normalise([pixels])
         except ValueError as error:
-            raise DataError(image, str(error), "give another image, or resize it as those of TEST") from None
+            raise DataError(image, str(error), "resize it as those of TEST") from None
         made: ImageValues = batch[0].transpose(2, 0, 1)
         if made.shape != wanted:
             sizes = [" x ".join(map(str, shape)) for shape in (made.shape, wanted)]

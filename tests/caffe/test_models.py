@@ -40,6 +40,12 @@ def test_loose_files_have_the_mean_of_each_channel_and_names(tmp_path: Path) -> 
     assert list(given.mean_value) == [104, 117.5, -3]
 
 
+def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("\n\n")
+    with pytest.raises(InputError, match=r"names\.txt: has no names; give a text file"):
+        open_model(None, LooseFiles(NET, WEIGHTS, names=tmp_path / "names.txt"), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("given", "files", "where"),
     [
@@ -50,6 +56,8 @@ def test_loose_files_have_the_mean_of_each_channel_and_names(tmp_path: Path) -> 
         ("a", LooseFiles(NET, WEIGHTS), "a"),
         (None, LooseFiles(NET, WEIGHTS, mean="1.2.3"), "--mean"),
         (None, LooseFiles(NET, WEIGHTS, mean="absent.npy"), "absent.npy"),
+        (None, LooseFiles(NET, WEIGHTS, scale=float("nan")), "--scale"),
+        (None, LooseFiles(NET, WEIGHTS, scale=0), "--scale"),
         (None, LooseFiles(NET, WEIGHTS, names=Path("absent.txt")), "absent.txt"),
     ],
 )

@@ -50,3 +50,18 @@ def test_loose_files_are_resized_and_named(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.splitlines()[1].split()[1] in {"ant", "bee", "cat", "dog", "elk"}
     assert call_main("classify", *words, cwd=tmp_path).returncode == 2
+
+
+def test_loose_means_and_names_that_do_not_fit_the_net_are_one_line(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    (tmp_path / "names.txt").write_text("ant\nbee\n")
+    cv2.imwrite(str(tmp_path / "i.png"), np.zeros((9, 7, 3), np.uint8))
+    words = ("classify", "--net", "deploy.prototxt", "--weights", "w.caffemodel", "i.png")
+    for options, text in (
+        (("--mean", "1,2"), "Error: --mean: has 2 values, and the net has 3 channels; give one for each"),
+        (("--names", "names.txt"), "Error: deploy.prototxt: has 5 classes, but 2 names are given"),
+        (("--scale", "nan"), "Error: --scale: nan leaves nothing of an image"),
+    ):
+        done = call_main(*words, *options, cwd=tmp_path)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+        assert done.stderr.startswith(text)

@@ -82,16 +82,19 @@ def test_a_net_that_is_no_classifier_is_refused(tmp_path: Path) -> None:
 def test_images_of_loose_files_are_resized_and_classes_ranked(tmp_path: Path) -> None:
     plain = pb.TransformationParameter(mean_value=[1, 2, 3])
     files = write_model(tmp_path)
-    predictor = predictor_of(files, plain, ("ant", "bee"), is_resized=True)
+    predictor = predictor_of(files, plain, tuple("abcde"), is_resized=True)
     cv2.imwrite(str(tmp_path / "i.png"), np.full((9, 7, 3), 50, np.uint8))
     made = predictor.prepare(tmp_path / "i.png")
     np.testing.assert_allclose(made, np.array([49, 48, 47]).reshape(3, 1, 1) + np.zeros((3, 4, 4)), atol=1e-4)
     rows = predictor.rank(made, 5)
     scores = predictor.predict([made])[0]
     assert [row.number for row in rows] == np.argsort(-scores, kind="stable").tolist()
-    assert {row.name for row in rows} == {"ant", "bee", "class 2", "class 3", "class 4"}
-    with pytest.raises(InputError, match="has 5 classes, but 6 names are given"):
-        predictor_of(files, plain, tuple("abcdef"))
+    assert {row.name for row in rows} == set("abcde")
+    for is_resized, names in ((False, "abcdef"), (True, "abcdef"), (True, "ab")):
+        with pytest.raises(InputError, match=f"has 5 classes, but {len(names)} names are given"):
+            predictor_of(files, plain, tuple(names), is_resized=is_resized)
+    handed_on = predictor_of(files, plain, ("ant", "bee"))  # a run names the classes that its data have
+    assert {row.name for row in handed_on.rank(made, 5)} == {"ant", "bee", "class 2", "class 3", "class 4"}
 
 
 def test_an_input_that_is_not_an_image_is_refused(tmp_path: Path) -> None:
