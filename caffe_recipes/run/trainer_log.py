@@ -382,6 +382,8 @@ SILENT_S = 20.0
 # Loading nets, LMDBs and, from a busy file system, the program itself takes this long at most.
 START_STALL_S = 900.0
 STALL_S = 600.0
+# A trainer has this long to exit after its last line: MPI_Finalize can hang, though the model is written.
+DONE_S = 60.0
 # After shorter pauses of the log, the states of the ranks mean nothing.
 BLOCKED_S = 15.0
 # A pause of the log may be this many times its longest before, since a test takes longer than a display.
@@ -441,17 +443,19 @@ class LogPace:
                 self.longest_s = max(self.longest_s, self.quiet_s)
             self._lines, self._signs, self._has_begun = tail.lines, tail.signs, tail.has_begun
             self.quiet_s = 0.0
-        if self.quiet_s < self._patience_s(begun=tail.has_begun):
+        if self.quiet_s < self._patience_s(tail):
             return None
         if tail.lines == self._lines:
             return f"no output in the log for {describe_duration(self.quiet_s)}"
         last = f"and its last line is: {tail.last_line[:200]}"
         return f"no progress in the log for {describe_duration(self.quiet_s)}, {last}"
 
-    def _patience_s(self, *, begun: bool) -> float:
+    def _patience_s(self, tail: LogTail) -> float:
         if self._stall_s is not None:
-            return self._stall_s
-        return max(STALL_S, _PACES * self.longest_s) if begun else START_STALL_S
+            patience_s = self._stall_s
+        else:
+            patience_s = max(STALL_S, _PACES * self.longest_s) if tail.has_begun else START_STALL_S
+        return min(patience_s, DONE_S) if tail.summary.done else patience_s
 
 
 # A step that was ended releases its nodes within seconds, or not at all.

@@ -11,6 +11,7 @@ import pytest
 from caffe_recipes.cluster.ranks import Pulse, RankPulse, Silence, Straggler, find_unstarted
 from caffe_recipes.run.trainer_log import (
     BLOCKED_S,
+    DONE_S,
     SILENT_S,
     STALL_S,
     START_STALL_S,
@@ -324,3 +325,16 @@ def test_an_srun_whose_step_was_created_waits_no_longer(scene: Scene) -> None:
     tail.read()
     scene.now += STEP_WAIT_S
     assert wait.look(tail) is None
+
+
+def test_a_trainer_that_does_not_exit_after_its_last_line_is_ended_within_a_minute(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    train(scene, dog, tail, every_s=1)
+    with scene.log.open("a") as log:
+        log.write("[0] I1120 11:59:33.000000  6374 solver.cpp:329] Optimization Done.\n")
+    tail.read()
+    assert pass_time(scene, dog, tail, DONE_S - 2) is None
+    trouble = pass_time(scene, dog, tail, 4)
+    assert trouble is not None
+    assert trouble.what.startswith("no output in the log for 1 min")
+    assert not trouble.is_spoilt
