@@ -29,5 +29,5 @@ def run_each(
         raise RunFailed(
             join_names(failed),
             f"failed, {len(failed)} of {describe_count(len(recipes), 'run')}",
-            "the same command continues with these; finished runs are not repeated",
+            "run the same command again to resume; finished runs are not repeated",
         )

@@ -16,7 +16,7 @@ ROWS = [DIGITS.model_copy(update={"name": name}) for name in ("low", "middle", "
 
 
 def test_rows_are_trained_in_turn_and_the_others_too_if_one_fails() -> None:
-    trained, said = list[str](), list[str]()
+    trained, printed = list[str](), list[str]()
 
     def train(recipe: AnyRecipe) -> None:
         trained.append(recipe.name)
@@ -24,16 +24,16 @@ def test_rows_are_trained_in_turn_and_the_others_too_if_one_fails() -> None:
             raise RunFailed("runs/middle-1", "init: the loss is nan at iteration 20", "lower base_lr")
 
     with pytest.raises(RunFailed) as failure:
-        run_each(ROWS, train, said.append)
+        run_each(ROWS, train, printed.append)
     assert trained == ["low", "middle", "high"]
-    assert said == [
+    assert printed == [
         "low: run 1 of 3",
         "middle: run 2 of 3",
         "middle: failed: runs/middle-1: init: the loss is nan at iteration 20; lower base_lr",
         "high: run 3 of 3",
     ]
     assert str(failure.value) == (
-        "middle: failed, 1 of 3 runs; the same command continues with these; finished runs are not repeated"
+        "middle: failed, 1 of 3 runs; run the same command again to resume; finished runs are not repeated"
     )
 
 
@@ -100,7 +100,9 @@ def test_a_family_is_run_whole_and_the_same_command_repeats_nothing(place: Place
         (["missing.yaml", "--each"], "missing.yaml: is not the file of a family"),
     ],
 )
-def test_each_needs_a_family_and_a_terminal(place: Place, words: list[str], text: str) -> None:
+def test_each_takes_only_a_family_and_no_option_for_a_single_run(
+    place: Place, words: list[str], text: str
+) -> None:
     done = call_main("run", *words, cwd=place.root)
     assert done.returncode == 2
     assert done.stderr.startswith(f"Error: {text}")

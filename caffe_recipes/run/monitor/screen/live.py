@@ -47,7 +47,7 @@ class RunScreen(Reporter):
         self._drawn = Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False)
         self._is_open = False
         self._drawn_at_s = float("-inf")
-        self._said: deque[str] = deque(maxlen=_MOST_LINES)
+        self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._history = CurveHistory()
         self._news: tuple[str, int] = ("", 0)
         self._news_at_s = clock()
@@ -76,17 +76,17 @@ class RunScreen(Reporter):
             return
         self._drawn_at_s = self._clock()
         width, height = self._console.size
-        said = list(self._said)[-height:]
+        last = list(self._lines)[-height:]
         can_draw = self._console.encoding.startswith("utf")
-        lines = draw_screen(self._contents, said, width, height, can_draw=can_draw)
-        self._drawn.update(Group(*lines), refresh=True)
+        drawn = draw_screen(self._contents, last, width, height, can_draw=can_draw)
+        self._drawn.update(Group(*drawn), refresh=True)
 
     def close(self) -> None:
         """Leave the screen, and print the lines that were shown on it."""
         self._is_open = False
         self._drawn.stop()
-        while self._said:
-            super().say(self._said.popleft(), names_phase=True)
+        while self._lines:
+            super().say(self._lines.popleft(), names_phase=True)
 
     def for_branch(self, phase: str) -> Reporter:
         """Return a reporter for a branch: its lines begin with the phase, on the same screen."""
@@ -99,8 +99,8 @@ class RunScreen(Reporter):
         if not self._is_open:
             super().say(text, names_phase=names_phase)
             return
-        self._said.append(text if names_phase else f"{self._label}{text}")
-        if self._clock() - self._drawn_at_s >= _REDRAW_S:  # nothing may follow while a host is not reached
+        self._lines.append(text if names_phase else f"{self._label}{text}")
+        if self._clock() - self._drawn_at_s >= _REDRAW_S:  # `show` is not called while a host is unreachable
             self._draw()
 
     def say_above_progress(self, text: str) -> None:
@@ -108,11 +108,11 @@ class RunScreen(Reporter):
         self.say(text)
 
     def show_progress(self, progress: PhaseProgress) -> None:
-        """Do nothing: `show` draws the progress of all phases."""
+        """Show the line of progress only before the screen opens; `show` then draws the progress."""
         if not self._is_open:
             super().show_progress(progress)
 
     def end_progress(self) -> None:
-        """Do nothing while the screen is open: it has no line of progress that must be removed."""
+        """Remove the line of progress, which an open screen does not have."""
         if not self._is_open:
             super().end_progress()
