@@ -188,7 +188,7 @@ FREE = {
     "a file of this package, or of the system": {
         "cli/main.py:*",
         "render/own_code.py:*",
-        "review/inspect/plots.py:require_matplotlib",
+        "review/inspect/plot_style.py:require_matplotlib",
         "run/monitor/run_files.py:_lives",
         "recipe/shipped.py:*",
         "render/scripts.py:*",

@@ -24,7 +24,7 @@ from caffe_recipes.review.inspect.estimate_tables import (
     render_tables,
     table_values,
 )
-from caffe_recipes.review.inspect.plots import format_of
+from caffe_recipes.review.inspect.plot_style import format_of
 from caffe_recipes.review.inspect.sweep import SpeedInputs, add_speedups, estimate_shapes, sweep_shapes
 from caffe_recipes.review.inspect.sweep_plot import render_sweep_plot
 from caffe_recipes.review.naming import recipe_named

@@ -13,8 +13,9 @@ from caffe_recipes.cli.options import PATH, RECIPE, RECIPE_OR_PROTOTXT, Whole, e
 from caffe_recipes.cli.streams import echo, max_bytes_option
 from caffe_recipes.errors import InputError
 from caffe_recipes.render.tree import write_file
-from caffe_recipes.review.inspect.plots import format_of, render_plot
+from caffe_recipes.review.inspect.plot_style import format_of
 from caffe_recipes.review.inspect.schedules import find_epochs_per_iter, load_schedules
+from caffe_recipes.review.inspect.schedules_plot import render_plot
 from caffe_recipes.review.lint.folders import find_chain
 
 if TYPE_CHECKING:

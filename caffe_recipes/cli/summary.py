@@ -102,7 +102,7 @@ def summary(
     if as_json and as_csv:
         raise InputError("--csv", "cannot be combined with --json", "give one of them")
     if graph is not None:
-        from caffe_recipes.review.inspect.plots import format_of
+        from caffe_recipes.review.inspect.plot_style import format_of
 
         kind = format_of(graph)
     if graph is not None and not graph.parent.is_dir():

@@ -101,7 +101,7 @@ def render_graph(net: LoadedNet, summary: Summary, kind: str) -> bytes:
     """
     if kind == "svg":
         return draw_graph(net, summary).encode()
-    from caffe_recipes.review.inspect.plots import render_figure, require_matplotlib
+    from caffe_recipes.review.inspect.plot_style import render_figure, require_matplotlib
 
     require_matplotlib(f"a graph as {kind}")
     root = ElementTree.fromstring(draw_graph(net, summary))

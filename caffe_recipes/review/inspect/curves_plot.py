@@ -17,7 +17,7 @@ from caffe_recipes.review.inspect.curves import (
     is_top1,
     running_means,
 )
-from caffe_recipes.review.inspect.plots import line_style, render_figure, require_matplotlib, scale_rates
+from caffe_recipes.review.inspect.plot_style import line_style, render_figure, require_matplotlib, scale_rates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.inspect.plots import line_colour, line_style, render_figure, require_matplotlib
+from caffe_recipes.review.inspect.plot_style import line_colour, line_style, render_figure, require_matplotlib
 from caffe_recipes.review.inspect.sweep import FIRST_RANKS, explain_rises, group_lines
 from caffe_recipes.units import unit_of
 

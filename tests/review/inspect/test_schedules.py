@@ -14,13 +14,13 @@ from caffe_recipes.caffe.chain import Chain, Link
 from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.inspect.plots import Mark, curve_of, marks_of
 from caffe_recipes.review.inspect.schedules import (
     load_chain,
     load_schedules,
     schedule_chain,
     schedule_recipe,
 )
+from caffe_recipes.review.inspect.schedules_plot import Mark, curve_of, marks_of
 
 Write = Callable[[str, str], str]
 

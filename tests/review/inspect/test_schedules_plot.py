@@ -27,8 +27,9 @@ from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.cli.main import commands
 from caffe_recipes.cli.plot import plot
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.inspect.plots import curve_of, draw_schedules, format_of, render_plot
+from caffe_recipes.review.inspect.plot_style import format_of
 from caffe_recipes.review.inspect.schedules import PlottedSchedule, load_schedules, schedule_chain
+from caffe_recipes.review.inspect.schedules_plot import curve_of, draw_schedules, render_plot
 from tests.cli.command_line import call_main
 from tests.extras import needs
 
