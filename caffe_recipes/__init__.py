@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from caffe_recipes.api import diff, lint, read_log, run_recipe, runs, torch_module
     from caffe_recipes.recipe.model import Recipe
     from caffe_recipes.recipe.source import load_recipe
-    from caffe_recipes.render.tree import generate
+    from caffe_recipes.render.recipe_files import generate
 
 
 # The public names, each with its module.
 _HOME = {
     "Recipe": "caffe_recipes.recipe.model",
     "diff": "caffe_recipes.api",
-    "generate": "caffe_recipes.render.tree",
+    "generate": "caffe_recipes.render.recipe_files",
     "lint": "caffe_recipes.api",
     "load_recipe": "caffe_recipes.recipe.source",
     "read_log": "caffe_recipes.api",

@@ -50,7 +50,7 @@ from caffe_recipes.recipe.model import OUR_TRAINER, Acceptance, Phase, Recipe
 from caffe_recipes.recipe.net_keys import NET_FILES
 from caffe_recipes.recipe.paper_rules import COLLAPSE_EPOCHS, Cycles
 from caffe_recipes.render.prototxts import load_own_net
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate_prototxts
 from caffe_recipes.review.lint.acceptance import accepts
 from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.recipe_lint import check_recipe
@@ -511,5 +511,4 @@ def _renumbered(one: Acceptance, recipe: Recipe, made: Recipe) -> Acceptance:
 
 def _findings(recipe: Recipe) -> list[Finding]:
     """Return all lint findings of a recipe, accepted or not."""
-    texts = {path: text for path, text in generate(recipe).items() if path.endswith(".prototxt")}
-    return list(check_recipe(recipe, texts, lambda location: recipe.name, OURS))
+    return list(check_recipe(recipe, generate_prototxts(recipe), lambda location: recipe.name, OURS))

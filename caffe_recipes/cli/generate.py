@@ -47,7 +47,8 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
     from caffe_recipes.recipe.source import load_any_recipe
     from caffe_recipes.render.dialect import find_parts, translate_whole
     from caffe_recipes.render.headers import check_namesake, find_misnamed
-    from caffe_recipes.render.tree import find_stale, generate_all, write_files
+    from caffe_recipes.render.recipe_files import generate_all
+    from caffe_recipes.render.tree import find_stale, write_files
     from caffe_recipes.run.lock import check_unread
 
     if not check:

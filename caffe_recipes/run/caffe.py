@@ -31,7 +31,7 @@ from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_before, images_per_iter, main_line
 from caffe_recipes.recipe.model import OUR_TRAINER, AnyRecipe, Phase, Recipe
 from caffe_recipes.render.prototxts import build_solver, reads_other_files
-from caffe_recipes.render.tree import generate, placed_paths
+from caffe_recipes.render.recipe_files import generate_prototxts, placed_paths
 from caffe_recipes.run.caffe_data import CaffeData
 from caffe_recipes.run.caffe_models import CaffeModels
 from caffe_recipes.run.trainer import (
@@ -131,8 +131,8 @@ class Caffe(Trainer):
 
     def files(self) -> dict[str, str]:
         """Return the text of each prototxt, by the path that the solvers and the trainer use for it."""
-        files, placed = generate(self.recipe), placed_paths(self.recipe)
-        return {placed[path]: text for path, text in files.items() if path in placed}
+        placed = placed_paths(self.recipe)
+        return {placed[path]: text for path, text in generate_prototxts(self.recipe).items()}
 
     def mistakes(self, phases: Collection[str], root: Path, source: Path | None) -> tuple[InputError, ...]:
         """Return the errors of `lint` in the files of some phases, each at its first place.

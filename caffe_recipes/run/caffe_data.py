@@ -12,7 +12,6 @@ from caffe_recipes.cluster.staging.file_sets import FileSet, lmdb_set
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.run.trainer import TrainingData
 
 
@@ -70,6 +69,8 @@ class CaffeData(TrainingData):
         except DataError as error:
             if given or (folder / DATA).exists():
                 raise
+            from caffe_recipes.render.scripts import lmdb_hint  # what renders scripts is slow to import
+
             raise DataError(folder, error.what, lmdb_hint(self.recipe, str(folder))) from None
 
     @property

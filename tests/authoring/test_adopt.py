@@ -20,7 +20,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
 from caffe_recipes.render.dialect import translate_whole
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT.parent / "shared" / "reference" / "surfsara"

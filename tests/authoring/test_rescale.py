@@ -19,7 +19,7 @@ from caffe_recipes.recipe.graph import model_epochs
 from caffe_recipes.recipe.model import Ensemble, Phase, Recipe
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
 from caffe_recipes.render.prototxts import build_net, build_solver
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.recipe_lint import lint_recipe
 from tests.shipped import OF_CAFFE, rates_of

@@ -12,7 +12,7 @@ from caffe_recipes.cli.generate import generate
 from caffe_recipes.errors import CaffeRecipesError, CheckFailed, InputError, RecipeError
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate_all
+from caffe_recipes.render.recipe_files import generate_all
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.training_plan import plan_files

@@ -11,7 +11,8 @@ from caffe_recipes.authoring.rescale import RescaleTarget, rescale
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import translate_whole
-from caffe_recipes.render.tree import generate, write_files
+from caffe_recipes.render.recipe_files import generate
+from caffe_recipes.render.tree import write_files
 from tests.cli.command_line import call_main
 from tests.run.conftest import RECIPE
 

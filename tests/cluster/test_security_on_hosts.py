@@ -29,7 +29,7 @@ from caffe_recipes.cluster.remote import own_file_stamp
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.run.journal import load_journal
 from tests.cluster.harness.cluster import ROOT, Cluster
 from tests.cluster.harness.keys import write_key

@@ -28,7 +28,7 @@ from caffe_recipes.cli.main import commands
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.review.inspect.training_logs import parse_tensorflow
 from caffe_recipes.review.rewrites import format_text
 

@@ -20,8 +20,8 @@ import pytest
 
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.recipe_files import net_file
 from caffe_recipes.render.scripts import render_run_script
-from caffe_recipes.render.tree import net_file
 from tests.jobs.job_play import Play, make_play
 
 STAND_IN = r"""#!/bin/bash

@@ -15,7 +15,7 @@ import pytest
 from caffe_recipes.data.digits import build_digits
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 FINAL = "digits_collapse_iter_4.caffemodel"

@@ -18,7 +18,7 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import find_parts, translate_whole
 from caffe_recipes.render.prototxts import build_net, build_solver
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 
 MakeRecipe = Callable[..., Recipe]
 SHIPPED = ("stampede2-64n-72ep", "digits-local", "stampede2-448n-90ep")

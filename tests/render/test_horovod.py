@@ -20,7 +20,7 @@ from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.render.prototxts import build_net, build_solver
-from caffe_recipes.render.tree import generate_all
+from caffe_recipes.render.recipe_files import generate_all
 from tests.shipped import rates_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -12,7 +12,7 @@ from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import ClusterError, RecipeError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.run.choices import choose_for_machine
 from caffe_recipes.run.context import RunOptions, RunSetup, find_setting
 from caffe_recipes.run.events import Chosen

@@ -17,7 +17,7 @@ import pytest
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.run.lock import RecipeLock
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import yaml
 
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import translate_whole
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.run.journal import load_journal
 from tests.extras import needs_local
 

@@ -16,7 +16,7 @@ from caffe_recipes.recipe.source import load_recipe, locate_keys
 from caffe_recipes.recipe.translate import original_name, translate
 from caffe_recipes.render.dialect import find_parts
 from caffe_recipes.render.prototxts import load_own_net, trace_own_net
-from caffe_recipes.render.tree import generate, net_file, placed_paths, solver_file
+from caffe_recipes.render.recipe_files import generate_prototxts, net_file, solver_file
 from caffe_recipes.review.lint.acceptance import accept_findings, accepts
 from caffe_recipes.review.lint.check import check_chain, check_net, sort_findings
 from caffe_recipes.review.lint.findings import split_place
@@ -49,8 +49,7 @@ def lint_recipe(
     if not find_parts(recipe, dialect):
         recipe = translate(recipe, dialect)
     locate = locate_keys(name_or_path)
-    paths = list(placed_paths(recipe))
-    texts = {path: text for path, text in generate(recipe).items() if path in paths}
+    texts = generate_prototxts(recipe)
     if stale := _describe_stale(recipe, name_or_path, texts):
         report(stale)
     return _lint_texts(recipe, common, texts, locate, dialect)
@@ -63,9 +62,7 @@ def lint_frozen(recipe: AnyRecipe) -> list[Finding]:
     """
     if isinstance(recipe, TensorFlowRecipe):
         return []
-    files = generate(recipe)
-    texts = {path: files[path] for path in placed_paths(recipe)}
-    common = recipe.solver.model_fields_set
+    texts, common = generate_prototxts(recipe), recipe.solver.model_fields_set
     return _lint_texts(recipe, common, texts, lambda key: f"{recipe.name}: {write_key(key)}", recipe.dialect)
 
 
@@ -85,8 +82,7 @@ def find_errors(
     Paths of data are relative to `root`, the Caffe root. A training LMDB that is not there yet is looked for
     at `lmdb_source`, from which it is staged. Raises RecipeError or PrototxtError as `lint_recipe` does.
     """
-    paths, files = placed_paths(recipe), generate(recipe)
-    texts = {path: files[path] for path in paths}
+    texts = generate_prototxts(recipe)
     nets = {phase.net for phase in recipe.phases if phase.name in phases}
     nets |= {recipe.evaluation.net} if recipe.evaluation else set()
     unused = {solver_file(recipe, phase.name) for phase in recipe.phases if phase.name not in phases}
@@ -98,7 +94,7 @@ def find_errors(
     checked = check_recipe(recipe, texts, locate, recipe.dialect, root, lmdb_source)
     errors = [
         one
-        for one in sort_findings(checked, paths)
+        for one in sort_findings(checked, texts)
         if one.severity == "error"
         and (not one.phase or one.phase in phases)
         and split_place(one.where)[0] not in unused

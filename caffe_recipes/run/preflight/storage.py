@@ -12,7 +12,8 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import DIGEST_S, LocalHost, ask_all, file_bytes, remote_sha256
 from caffe_recipes.errors import InputError
 from caffe_recipes.files.bounded_reads import reading
-from caffe_recipes.render.tree import check_own_net, find_differences, generate
+from caffe_recipes.render.recipe_files import generate
+from caffe_recipes.render.tree import check_own_net, find_differences
 from caffe_recipes.run.folded_events import describe_run_command
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock

@@ -29,8 +29,9 @@ from caffe_recipes.recipe.pace import shape_of
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.recipe.source import load_any_recipe, locate_keys, require_caffe_recipe
 from caffe_recipes.recipe.translate import original_name
+from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.render.scripts import TRAINING_JOB, find_warning_s, limit_s
-from caffe_recipes.render.tree import find_differences, generate
+from caffe_recipes.render.tree import find_differences
 from caffe_recipes.review.inspect.sweep import SpeedInputs, estimate_shapes
 from caffe_recipes.run.context import find_profile, search_path, submitted_environment
 from caffe_recipes.run.staging import find_rates

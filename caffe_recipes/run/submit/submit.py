@@ -37,8 +37,9 @@ from caffe_recipes.cluster.slurm.sbatch_options import JobRequest, sbatch_argv
 from caffe_recipes.cluster.slurm.times import describe_limit
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
+from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.render.scripts import find_warning_s
-from caffe_recipes.render.tree import find_differences, generate
+from caffe_recipes.render.tree import find_differences
 from caffe_recipes.review.text_columns import wrap_line
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import check_root, describe_changes, own_paths

@@ -13,7 +13,7 @@ import pytest
 
 from caffe_recipes.cluster.slurm.jobs import JobState
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 from tests.cluster.harness.slurm import Slurm
 
 pytestmark = pytest.mark.cluster

@@ -10,7 +10,8 @@ import pytest
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate, write_files
+from caffe_recipes.render.recipe_files import generate
+from caffe_recipes.render.tree import write_files
 from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.folders import is_at_least, lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.review.lint.findings import Finding
 from caffe_recipes.review.lint.folders import lint_targets
 from caffe_recipes.review.lint.inputs import LintOptions

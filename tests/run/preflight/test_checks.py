@@ -21,7 +21,7 @@ from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import HostFailed, InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate
+from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.policy import Policy

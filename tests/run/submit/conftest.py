@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate, write_files
+from caffe_recipes.render.recipe_files import generate
+from caffe_recipes.render.tree import write_files
 from caffe_recipes.run.submit.planned_jobs import SubmitOptions
 from caffe_recipes.run.submit.submissions import Submission, Submissions, load_submissions, submissions_path
 from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, submit_chain

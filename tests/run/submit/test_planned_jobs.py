@@ -8,7 +8,8 @@ import pytest
 from caffe_recipes.cluster.slurm.sbatch_options import JobRequest
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.tree import generate, write_files
+from caffe_recipes.render.recipe_files import generate
+from caffe_recipes.render.tree import write_files
 from caffe_recipes.run.submit.planned_jobs import (
     PlannedJobs,
     SubmitOptions,

@@ -13,13 +13,8 @@ from caffe_recipes.caffe.prototxt import digest, parse_prototxt
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.prototxts import build_net
-from caffe_recipes.render.tree import (
-    find_differences,
-    find_stale,
-    generate_all,
-    net_file,
-    write_files,
-)
+from caffe_recipes.render.recipe_files import generate_all, net_file
+from caffe_recipes.render.tree import find_differences, find_stale, write_files
 from tests.render.family_digests import DIGESTED, FILE, ROWS, file_digests, net_digests
 from tests.shipped import OF_CAFFE
 

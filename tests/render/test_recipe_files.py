@@ -16,7 +16,7 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
-from caffe_recipes.render.tree import generate_all, net_file
+from caffe_recipes.render.recipe_files import generate_all, net_file
 from tests.shipped import COMMITTED, OF_CAFFE
 
 MakeRecipe = Callable[..., Recipe]
