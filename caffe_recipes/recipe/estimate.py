@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from caffe_recipes.cluster.staging import Way
-from caffe_recipes.cluster.staging.methods import STAGING_S, CopyRates
+from caffe_recipes.cluster.staging.method_choice import STAGING_S, CopyRates
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.accuracy import Target, describe_target
 from caffe_recipes.recipe.graph import find_evaluated, images_of, total_images

@@ -19,10 +19,10 @@ from caffe_recipes.cluster.launchers.launcher import RankLaunch
 from caffe_recipes.cluster.profiles import LauncherDefaults, Profile
 from caffe_recipes.cluster.staging import Way
 from caffe_recipes.cluster.staging.file_sets import FileSet
-from caffe_recipes.cluster.staging.methods import CopyRates
+from caffe_recipes.cluster.staging.method_choice import CopyRates
+from caffe_recipes.cluster.staging.methods import RELAY, ChainEnv
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
-from caffe_recipes.cluster.staging.transfers import RELAY, ChainEnv
 from caffe_recipes.errors import ClusterError, HostFailed, InputError, hint_for_reason
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.cluster.staging.methods import CopyRates, chain_s, copy_s
+from caffe_recipes.cluster.staging.method_choice import CopyRates, chain_s, copy_s
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.estimate import Estimate, estimate_recipe, traffic_of
 from caffe_recipes.recipe.model import Recipe

@@ -13,8 +13,8 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.profiles import Profile, parse_profile
-from caffe_recipes.cluster.staging.methods import CopyRates
-from caffe_recipes.cluster.staging.transfers import ChainEnv
+from caffe_recipes.cluster.staging.method_choice import CopyRates
+from caffe_recipes.cluster.staging.methods import ChainEnv
 from caffe_recipes.errors import DataError, HostFailed, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import StageOptions, find_profile

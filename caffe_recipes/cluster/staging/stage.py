@@ -34,14 +34,14 @@ from caffe_recipes.cluster.staging.file_sets import (
     survey_hosts,
     to_state,
 )
-from caffe_recipes.cluster.staging.methods import (
+from caffe_recipes.cluster.staging.method_choice import (
     CopyRates,
     StagingPlan,
     plan_staging,
     plan_without,
     render_plan,
 )
-from caffe_recipes.cluster.staging.transfers import (
+from caffe_recipes.cluster.staging.methods import (
     ChainEnv,
     Sent,
     StagingJob,

@@ -42,7 +42,7 @@ from caffe_recipes.review.inspect.costs import count_layers, total
 
 if TYPE_CHECKING:
     from caffe_recipes.cluster.profiles import Profile
-    from caffe_recipes.cluster.staging.methods import CopyRates
+    from caffe_recipes.cluster.staging.method_choice import CopyRates
     from caffe_recipes.recipe.estimate import Estimate
     from caffe_recipes.recipe.model import Recipe
     from caffe_recipes.recipe.pace import (

@@ -23,9 +23,9 @@ from caffe_recipes.cluster.staging.file_sets import (
     lmdb_set,
     survey_hosts,
 )
+from caffe_recipes.cluster.staging.methods import ChainEnv
 from caffe_recipes.cluster.staging.relay import BLOCK_BYTES
 from caffe_recipes.cluster.staging.stage import StagedHost, StagingEnv, stage
-from caffe_recipes.cluster.staging.transfers import ChainEnv
 from caffe_recipes.errors import HostFailed
 from tests.stand_in_host import QuickHost
 

@@ -22,10 +22,10 @@ from caffe_recipes.cluster.staging.file_sets import (
     load_digest,
     staging_lock,
 )
-from caffe_recipes.cluster.staging.methods import plan_staging
+from caffe_recipes.cluster.staging.method_choice import plan_staging
+from caffe_recipes.cluster.staging.methods import StagingJob, send_to_each
 from caffe_recipes.cluster.staging.relay import STAMP, digest_of
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, clean, survey
-from caffe_recipes.cluster.staging.transfers import StagingJob, send_to_each
 from caffe_recipes.errors import ClusterError, DataError, InputError
 from caffe_recipes.file_format import FORMAT
 from tests.cluster.staging.conftest import CONTENT, LMDB, FolderHost, World, stage_lmdb

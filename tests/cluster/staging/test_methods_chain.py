@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.launchers import DEFAULT_LAUNCHER
-from caffe_recipes.cluster.staging.methods import CopyRates
+from caffe_recipes.cluster.staging.method_choice import CopyRates
+from caffe_recipes.cluster.staging.methods import ChainEnv
 from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.cluster.staging.stage import StagedHost
-from caffe_recipes.cluster.staging.transfers import ChainEnv
 from caffe_recipes.errors import ClusterError
 from tests.cluster.staging.conftest import CONTENT, LMDB, LocalLaunch, World, local_chain, stage_lmdb
 

@@ -6,7 +6,7 @@ import pytest
 
 from caffe_recipes.cluster.staging import Way
 from caffe_recipes.cluster.staging.file_sets import FileSet, FoundFile, NodeState, SetFile, SourceFile
-from caffe_recipes.cluster.staging.methods import (
+from caffe_recipes.cluster.staging.method_choice import (
     ChainOrder,
     CopyRates,
     StagingPlan,
