@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.refusals import find_filler_refusals
+from caffe_recipes.engine.gabor import BANKS, draw_kernels
 from caffe_recipes.errors import InputError
 
 _Fill = Callable[[Tensor, pb.FillerParameter, Generator], object]
@@ -79,6 +80,17 @@ def _bilinear(blob: Tensor, filler: pb.FillerParameter, generator: Generator) ->
     blob.copy_(line[:, None] * line[None, :])
 
 
+def _gabor(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
+    known = {(count, 3, size, size) for count, size in BANKS}
+    shape = tuple(blob.shape)
+    if shape not in known:
+        shapes = ", ".join(" x ".join(map(str, each)) for each in sorted(known))
+        raise InputError(
+            "filler 'gabor'", f"cannot fill {' x '.join(map(str, shape))}", f"it is for {shapes}"
+        )
+    blob.copy_(torch.from_numpy(draw_kernels(shape[0], shape[2])))
+
+
 FILLERS: dict[str, _Fill] = {
     "constant": lambda blob, filler, generator: blob.fill_(filler.value),
     "uniform": lambda blob, filler, generator: blob.uniform_(filler.min, filler.max, generator=generator),
@@ -87,4 +99,5 @@ FILLERS: dict[str, _Fill] = {
     "xavier": _xavier,
     "msra": _msra,
     "bilinear": _bilinear,
+    "gabor": _gabor,
 }

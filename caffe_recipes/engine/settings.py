@@ -66,7 +66,6 @@ def _list_errors(solver: pb.SolverParameter) -> list[tuple[str, str]]:
             "give L1 or L2",
         ),
         (solver.snapshot_diff, "snapshot_diff is not supported", "remove it"),
-        (solver.local_lr_auto, "local_lr_auto is not supported", "remove it"),
         (solver.eval_type != "classification", f"eval_type {solver.eval_type} is not supported", "remove it"),
         *_list_test_errors(solver, bool(generic)),
     ]

@@ -91,14 +91,33 @@ def update(
     groups = [group for group in groups if group.lr_mult]
     if solver.clip_gradients >= 0:
         _clip(groups, solver.clip_gradients, log)
+    is_adaptive = solver.local_lr_auto and solver.type == "SGD"  # other types ignore it
     for group in groups:
+        factors = _adaptive_factors(group, solver) if is_adaptive and group.lr_mult > 0 else None
         if solver.iter_size > 1:
             group.grads.mul_(1 / solver.iter_size)
         decay = float32(solver.weight_decay * group.decay_mult)
         if decay:
             pull = group.weights.sign() if solver.regularization_type == "L1" else group.weights
             group.grads.add_(pull, alpha=decay)
-        RULES[solver.type](group, float32(rate * group.lr_mult), solver, iteration)
+        if factors is not None:
+            group.grads.mul_(factors)
+        local = rate if factors is not None else float32(rate * group.lr_mult)
+        RULES[solver.type](group, local, solver, iteration)
+
+
+def _adaptive_factors(group: ParamGroup, solver: pb.SolverParameter) -> Tensor:
+    """Return what `local_lr_auto` puts in the place of lr_mult: a factor for each number of a group.
+
+    That of a parameter is ratio |w| / (|g| + weight_decay |w|), or 1 if a norm is 0. As in SURFsara's Caffe,
+    decay_mult does not count, and g is the sum over iter_size, clipped, but without the weight decay.
+    """
+    factors = torch.ones_like(group.weights)
+    for _, start, stop in group.ranges:
+        weights, gradient = group.weights[start:stop].norm(), group.grads[start:stop].norm()
+        factor = solver.local_gw_ratio * weights / (gradient + solver.weight_decay * weights)
+        factors[start:stop] = torch.where((weights > 0) & (gradient > 0), factor, 1.0)
+    return factors
 
 
 def _clip(groups: list[ParamGroup], limit: float, log: Log) -> None:

@@ -173,3 +173,29 @@ def test_kernels_keep_their_values_when_they_move_to_channels_last() -> None:
     moved = net.params[0].tensor
     assert torch.equal(moved, before)
     assert moved.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Nesterov"])
+def test_local_lr_auto_replaces_lr_mult_by_a_ratio_of_norms_in_sgd_alone(kind: str) -> None:
+    solver = pb.SolverParameter(
+        type=kind, momentum=0.9, weight_decay=0.1, iter_size=2, local_lr_auto=True, local_gw_ratio=0.02
+    )
+    net = make((3, 0.5), (3, 0.5), (2, 0), shape=(5,))
+    net.params[1].tensor.zero_()  # whose factor is 1, as there is no ratio
+    models = [param.tensor.numpy().astype(np.float64) for param in net.params]
+    history = [[np.zeros_like(w), np.zeros_like(w)] for w in models]
+    groups = flatten_params(net, solver)
+    random = np.random.default_rng(1)
+    for iteration in range(3):
+        for index, param in enumerate(net.params):
+            total = random.standard_normal(5)
+            assert param.tensor.grad is not None
+            param.tensor.grad.copy_(torch.from_numpy(total))
+            length, slope = np.linalg.norm(models[index]), np.linalg.norm(total)
+            factor = 0.02 * length / (slope + 0.1 * length) if length else 1.0
+            rate = 0.1 * (factor if kind == "SGD" else param.lr_mult)
+            pulled = total / 2 + 0.1 * param.decay_mult * models[index]
+            models[index] = MODELS[kind](models[index], pulled, history[index], rate, solver, iteration)
+        update(groups, solver, 0.1, iteration, QUIET)
+    for param, want in zip(net.params, models, strict=True):
+        assert param.tensor.detach().numpy() == pytest.approx(want, abs=2e-6)
