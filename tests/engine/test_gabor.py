@@ -39,4 +39,4 @@ def test_single_weights_are_those_of_caffe() -> None:
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="cannot fill") as caught:
         fill(torch.empty(shape), pb.FillerParameter(type="gabor"), torch.Generator())
-    assert "(96, 3, 11, 11)" in str(caught.value)
+    assert "96 x 3 x 11 x 11" in str(caught.value)
