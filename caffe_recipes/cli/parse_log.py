@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.cli.options import PATH, examples
+from caffe_recipes.cli import run_options
+from caffe_recipes.cli.options import PATH, PATH_TEXT, examples
 from caffe_recipes.cli.streams import echo, echo_rows
 from caffe_recipes.errors import InputError
 
@@ -20,35 +21,45 @@ _HELD_BYTES = 1 << 24  # of JSON in memory; more is held in a temporary file
     epilog=examples(
         "caffe-recipes parse-log train.log",
         "caffe-recipes parse-log runs/digits-local-1/logs/*.log --csv > curves.csv",
-        "caffe-recipes parse-log runs/digits-local-1/logs/*.log --tensorboard curves",
+        "caffe-recipes parse-log digits-local-1 --tensorboard curves",
     ),
 )
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
+@click.argument("names", metavar="LOG|RUN...", nargs=-1, required=True, type=PATH_TEXT)
 @click.option("--csv", "as_csv", is_flag=True, help="Print each measurement as a row of CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: each measurement, then the counts.")
 @click.option(
     "--tensorboard",
     metavar="DIR",
     type=PATH,
-    help="Write event files for TensorBoard below this folder, a run for each log and phase.",
+    help="Write event files for TensorBoard below this folder, in a folder for each log or phase of a run.",
 )
-def parse_log(files: tuple[Path, ...], as_csv: bool, as_json: bool, tensorboard: Path | None) -> None:
+@run_options.runs_root
+def parse_log(
+    names: tuple[str, ...], as_csv: bool, as_json: bool, tensorboard: Path | None, caffe_root: str
+) -> None:
     """Read the logs of Caffe, or of TensorFlow under Horovod: losses, rates and outputs by iteration.
 
     Logs of any Caffe are read, also of several ranks, whose lines have labels (`mpiexec -l`, `srun -l`), or
     of several runs. Without --csv or --json, print a summary. Lines that are not about the training, or that
-    are torn, are counted.
+    are torn, are counted. With --tensorboard, RUN is the folder or name of a run (digits-local-1).
     """
     from caffe_recipes.caffe.measurements import MeasuredLog
     from caffe_recipes.review.inspect import training_logs as logs
+    from caffe_recipes.run.monitor.curves import is_run
+    from caffe_recipes.run.monitor.tensorboard import write_event_files
 
     if as_json and as_csv:
         raise InputError("--csv", "cannot be combined with --json", "give one of them")
     if tensorboard is not None:
         if as_csv or as_json:
             raise InputError("--tensorboard", "cannot be combined with --csv or --json", "give one of them")
-        _write_event_files(files, tensorboard)
+        echo(*(f"wrote {path}" for path in write_event_files(names, caffe_root, tensorboard)))
         return
+    run = next((name for name in names if is_run(name, caffe_root)), None)
+    if run is not None:
+        hint = f"give its logs, or draw it: `caffe-recipes plot {run} -o curves.csv`"
+        raise InputError(run, "is a run, which only --tensorboard takes", hint)
+    files = [Path(name) for name in names]
     if as_json:
         _print_json(files)
         return
@@ -88,14 +99,3 @@ def _print_json(files: Sequence[Path]) -> None:
         held.seek(0)
         for data in iter(lambda: held.read(_HELD_BYTES), ""):
             click.echo(data, nl=False)
-
-
-def _write_event_files(files: Sequence[Path], folder: Path) -> None:
-    from caffe_recipes.render.tree import write_all
-    from caffe_recipes.review.inspect.event_files import render_event_files
-    from caffe_recipes.tensorflow.records import require_crc32c
-
-    require_crc32c("--tensorboard")
-    rendered = render_event_files(files, folder)
-    write_all(rendered)
-    echo(*(f"wrote {path}" for path in rendered))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import RECIPE, Seconds, Whole, complete_phase, examples, gather
+from caffe_recipes.cli.options import PATH, RECIPE, Seconds, Whole, complete_phase, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
 from caffe_recipes.limits import STOP_GRACE_S
@@ -125,6 +125,13 @@ def _as_json(finding: CheckResult) -> dict[str, object]:
 )
 @click.option(
     "--detach", is_flag=True, help="Return once training has begun; the run continues in the background."
+)
+@click.option(
+    "--tensorboard",
+    metavar="DIR",
+    type=PATH,
+    callback=lambda context, option, given: given.absolute() if given else None,
+    help="At its end, write event files for TensorBoard below this folder, in a folder for each phase.",
 )
 @click.option("--each", is_flag=True, help="Run every row of a family, one after the other.")
 @gather(run_options.GivenRun, "typed")

@@ -80,7 +80,7 @@ class StageOptions:
 
 @dataclass(frozen=True)
 class RunOptions(StageOptions):
-    """Options of `run`."""
+    """Options of `run`; `tensorboard` is the folder for event files."""
 
     new: bool = False
     until: str | None = None
@@ -88,6 +88,7 @@ class RunOptions(StageOptions):
     stop_grace_s: float = STOP_GRACE_S
     policy: Policy = field(default_factory=Policy)
     side_by_side: bool = False
+    tensorboard: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ from caffe_recipes.run.slurm_job import check_over
 from caffe_recipes.run.snapshots import check_interval, delete_parts, verify_kept
 from caffe_recipes.run.trainer import Training, TrainingPlan
 from caffe_recipes.run.training_plan import find_trainer, plan_files, plan_steps, plan_training
+from caffe_recipes.tensorflow.records import require_crc32c
 from caffe_recipes.wording import describe_count, describe_names
 
 
@@ -116,6 +117,7 @@ def report_finished(
     if is_whole:
         models = find_trainer(recipe).models
         hand_on(folder, recipe, models, state, lambda: plan_files(recipe), reporter.say)
+    _write_event_files(folder, options.tensorboard, reporter)
     return state
 
 
@@ -135,7 +137,7 @@ def run_chain(
     Interrupted if it is stopped; in all of these cases no trainer is left behind.
     """
     reporter, interrupts = reporter or Reporter(), Interrupts()
-    check_submitted(recipe, os.environ)
+    _check_start(recipe, options)
     steps = plan_steps(recipe, until=options.until)
     with interrupts.raised(), ExitStack() as stack:
         try:
@@ -162,8 +164,14 @@ def run_chain(
         stack.callback(journal.close)
         run = Run(journal.state().id, setting, plan, name, journal, reporter, interrupts, lock)
         run = replace(run, observers=(reporter.observe, *observers), spares=Spares(setting.spares))
-        stack.callback(_report, run)
+        stack.callback(_report, run, options.tensorboard)
         return _run_to_end(run, branches)
+
+
+def _check_start(recipe: AnyRecipe, options: RunOptions) -> None:
+    check_submitted(recipe, os.environ)
+    if options.tensorboard is not None:
+        require_crc32c("--tensorboard")
 
 
 def _run_to_end(run: Run, branches: BranchPlan) -> RunState:
@@ -225,8 +233,8 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
     return state
 
 
-def _report(run: Run) -> None:
-    """Write the run's report, unless its folder is lost; a signal ends only the writing."""
+def _report(run: Run, event_files: Path | None) -> None:
+    """Write the run's report and event files, unless its folder is lost; a signal ends only the writing."""
     hidden = run.setting.profile.launcher.environment.values()
     with suppress(Interrupted):
         if not run.journal.still_exists():
@@ -240,6 +248,21 @@ def _report(run: Run) -> None:
             reason = describe_setback(error)
         if reason:
             run.reporter.say(f"the report of {run.folder} was not written: {reason}")
+        _write_event_files(run.path(run.folder), event_files, run.reporter)
+
+
+def _write_event_files(run: Path, folder: Path | None, reporter: Reporter) -> None:
+    """Write the event files of a run, if there is a folder for them; whatever goes wrong is only shown."""
+    if folder is None:
+        return
+    try:
+        from caffe_recipes.run.monitor.tensorboard import write_event_files
+
+        write_event_files([str(run)], str(run.parent.parent), folder)
+    except Exception as error:
+        reporter.say(f"the event files of {run.name} were not written: {describe_setback(error)}")
+    else:
+        reporter.say(f"event files: {folder / run.name}")
 
 
 def _closing(connect: Connect, stack: ExitStack) -> Connect:

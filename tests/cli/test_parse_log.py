@@ -106,7 +106,7 @@ def test_tensorboard_writes_event_files_or_nothing(log: Path, tmp_path: Path) ->
     done = call_main("parse-log", log, "--tensorboard", out)
     files = sorted(path for path in out.rglob("*") if path.is_file())
     assert sorted(done.stdout.splitlines()) == [f"wrote {path}" for path in files]
-    assert [str(path.parent.relative_to(out)) for path in files] == ["train/test", "train/train"]
+    assert [str(path.parent.relative_to(out)) for path in files] == ["train"]
     log.write_text("")
     out.joinpath("file").write_text("")
     assert call_main("parse-log", log, "--tensorboard", out / "file").returncode == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -65,6 +66,7 @@ class Piece:
     begins_epochs: float = 0.0
     begins_s: float = 0.0
     epochs_per_iter: float | None = None
+    images_per_iter: float | None = None
     is_restart: bool = False
     until_iter: float = math.inf
 
@@ -89,6 +91,19 @@ class Piece:
             if row[0] < self.until_iter:
                 yield row
 
+    def displays(self) -> Iterator[tuple[int, float, int, float]]:
+        """Yield the iteration and time of each display of the loss, and its distance from the one before."""
+        rows = ((iteration, seconds) for iteration, seconds, _ in self.values(LOSS_KEY))
+        for (before, before_s), (iteration, seconds) in pairwise(rows):
+            if seconds > before_s and iteration > before:
+                yield iteration, seconds, iteration - before, seconds - before_s
+
+    def speeds(self) -> Iterator[tuple[int, float, float]]:
+        """Yield the iteration and time of each display, and the images/s since the one before, if known."""
+        if self.images_per_iter is not None:
+            for iteration, seconds, count, took_s in self.displays():
+                yield iteration, seconds, count * self.images_per_iter / took_s
+
     def points(self, key: Key, axis: XAxis) -> tuple[list[float], list[float]]:
         """Return the places and values of an output, without what is trained again."""
         points = [
@@ -108,12 +123,16 @@ class CurveMark:
 
 @dataclass
 class TrainingCurve:
-    """The training of one model; the published results are those of its recipe, where it has any."""
+    """The training of one model; the published results are those of its recipe, where it has any.
+
+    `began_s` is when it began, in seconds since 1970, or 0 if that is not known.
+    """
 
     name: str
     pieces: list[Piece]
     published_top1: float | None = None
     published_loss: float | None = None
+    began_s: float = 0.0
 
     def measured(self) -> list[Key]:
         """Return what all pieces measured, in the order of the first appearance."""

@@ -1,17 +1,17 @@
-"""The event files of training logs, for TensorBoard: a folder for each run in a log and phase."""
+"""The event files of training logs and of runs, for TensorBoard: a folder for each run in a log, or phase."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.inspect.curves import Piece, load_pieces
+from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, load_pieces
 from caffe_recipes.tensorflow.event_files import EVENT_FILE, Scalar, render_event_file
 
 
-def render_event_files(logs: Sequence[Path], folder: Path) -> dict[Path, bytes]:
+def render_log_events(logs: Sequence[Path], folder: Path) -> dict[Path, bytes]:
     """Return the event files of logs, by their paths below a folder.
 
     Raises InputError if a log cannot be read or shows no measurement, or if two logs have the same name.
@@ -24,17 +24,33 @@ def render_event_files(logs: Sequence[Path], folder: Path) -> dict[Path, bytes]:
         pieces = load_pieces(log)
         for piece in pieces:
             name = f"{log.stem}-run{piece.run.number}" if len(pieces) > 1 else log.stem
-            for phase in dict.fromkeys(phase for phase, _, _ in piece.series):
-                files[folder / name / phase / EVENT_FILE] = render_event_file(_scalars(piece, phase))
+            files[folder / name / EVENT_FILE] = _render(_scalars(piece))
     return files
 
 
-def _scalars(piece: Piece, phase: str) -> list[Scalar]:
-    """Return the values of a phase by iteration; the tags of TEST nets after the first have its number."""
-    scalars = [
-        Scalar(f"net{net}/{output}" if net else output, iteration, 0.0 if math.isnan(time) else time, value)
-        for (of, net, output), series in piece.series.items()
-        if of == phase
-        for iteration, time, value in zip(series.iterations, series.seconds, series.values, strict=True)
-    ]
-    return sorted(scalars, key=lambda scalar: scalar.iteration)
+def render_run_events(curves: Iterable[TrainingCurve], folder: Path) -> dict[Path, bytes]:
+    """Return the event files of a run, one for each of its phases; iterations count from the run's first."""
+    phases: dict[str, list[Scalar]] = {}
+    for curve in curves:
+        for piece in curve.pieces:
+            phases.setdefault(piece.name, []).extend(_scalars(piece, curve.began_s))
+    return {folder / phase / EVENT_FILE: _render(scalars) for phase, scalars in phases.items()}
+
+
+def _scalars(piece: Piece, began_s: float = 0.0) -> Iterator[Scalar]:
+    """Yield the values of a piece; the tags of TEST nets after the first have its number."""
+
+    def scalar(tag: str, iteration: int, seconds: float, value: float) -> Scalar:
+        time_s = began_s + piece.begins_s + (0.0 if math.isnan(seconds) else seconds)
+        return Scalar(tag, piece.begins_iter + iteration, time_s, value)
+
+    for key in piece.series:
+        phase, net, output = key
+        for row in piece.values(key):
+            yield scalar(f"{phase}{net or ''}/{output}", *row)
+    for speed in piece.speeds():
+        yield scalar("train/images per s", *speed)
+
+
+def _render(scalars: Iterable[Scalar]) -> bytes:
+    return render_event_file(sorted(scalars, key=lambda scalar: scalar.iteration))

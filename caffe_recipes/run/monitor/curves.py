@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, leave_out_retrained, load_pieces
-from caffe_recipes.run.events import Launch
+from caffe_recipes.run.events import Branched, Event, Launch
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS
 from caffe_recipes.run.journal import JOURNAL, read_events
 from caffe_recipes.run.monitor.logs import check_below
@@ -32,23 +32,44 @@ def is_run(name: str, root: str) -> bool:
 def load_run_curve(given: str, root: str) -> TrainingCurve:
     """Return the curve of a run's main line, whose branches are left out.
 
+    `given` is the folder of the run, or its name; a folder may lack a journal of its own, or a `recipe.json`.
     Raises InputError if the run does not exist, cannot be read or has measured nothing yet, and JournalError
     if its journal is damaged.
     """
+    return next(load_run_curves(given, root))
+
+
+def load_run_curves(given: str, root: str) -> Iterator[TrainingCurve]:
+    """Yield the curve of a run's main line, then that of each branch; raises errors as load_run_curve."""
     files = LocalFiles()
     path = given if Path(given, RECIPE_JSON).exists() else find_run(files, root, given)
     recipe = load_frozen(files, path)
-    journal = files.read([ReadRequest(f"{path}/{JOURNAL}")]).pieces[0]
-    if journal is None:
-        raise InputError(path, "has no journal", "give the folder of a run, or its logs")
-    events = read_events(journal.data.decode(errors="replace"), f"{path}/{JOURNAL}", is_start=True)
-    launches = [event for _, event in events if isinstance(event, Launch)]
-    curve = load_launches_curve(path, recipe, launches, files, root)
+    events = _read_journal(path, files)
+    curve = load_launches_curve(path, recipe, _launches(events), files, root)
     if curve is None:
         raise InputError(
             path, "shows no loss yet", "wait for its first loss; `caffe-recipes attach` shows it"
         )
-    return curve
+    yield curve
+    phases = {step.phase for step in plan_steps(recipe)}  # the journal may name anything
+    begun = dict.fromkeys(event.phase for event in events if isinstance(event, Branched))
+    for phase in filter(phases.__contains__, begun):
+        folder = f"{path}/branches/{phase}"
+        branch = load_launches_curve(folder, recipe, _launches(_read_journal(folder, files)), files, root)
+        if branch is not None:
+            yield branch
+
+
+def _read_journal(path: str, files: LocalFiles) -> list[Event]:
+    journal = files.read([ReadRequest(f"{path}/{JOURNAL}")]).pieces[0]
+    if journal is None:
+        raise InputError(path, "has no journal", "give the folder of a run, or its logs")
+    events = read_events(journal.data.decode(errors="replace"), f"{path}/{JOURNAL}", is_start=True)
+    return [event for _, event in events]
+
+
+def _launches(events: Sequence[Event]) -> list[Launch]:
+    return [event for event in events if isinstance(event, Launch)]
 
 
 def load_launches_curve(
@@ -63,7 +84,8 @@ def load_launches_curve(
     leave_out_retrained(pieces)
     reported = recipe.reported
     top1 = reported.top1_percent / 100 if reported.top1_percent else None
-    return TrainingCurve(posixpath.basename(posixpath.normpath(path)), pieces, top1, reported.loss)
+    name = posixpath.basename(posixpath.normpath(path))
+    return TrainingCurve(name, pieces, top1, reported.loss, launches[0].time_s)
 
 
 def _load_launches(
@@ -88,7 +110,7 @@ def _load_launches(
 
 def _place(piece: Piece, recipe: AnyRecipe, step: Training) -> None:
     images = recipe.train_images
-    piece.name = step.phase
+    piece.name, piece.images_per_iter = step.phase, step.images_per_iter
     piece.begins_iter = round(step.images_before / step.images_per_iter)
     piece.begins_epochs = step.images_before / images
     piece.epochs_per_iter = step.images_per_iter / images

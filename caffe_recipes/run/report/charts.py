@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -83,20 +82,8 @@ def _points_of(curve: TrainingCurve, key: tuple[str, int, str]) -> list[ChartPoi
     ]
 
 
-def _displays(piece: Piece) -> Iterator[tuple[int, float, int, float]]:
-    """Yield the iteration and time of each display, and its distance from the one before."""
-    rows = ((iteration, seconds) for iteration, seconds, _ in piece.values(LOSS_KEY))
-    for (before, before_s), (iteration, seconds) in pairwise(rows):
-        if seconds > before_s and iteration > before:
-            yield iteration, seconds, iteration - before, seconds - before_s
-
-
-def _speed_points(curve: TrainingCurve, train_images: int) -> list[ChartPoint]:
-    return [
-        _point(piece, iteration, seconds, count * (piece.epochs_per_iter or math.nan) * train_images / took_s)
-        for piece in curve.pieces
-        for iteration, seconds, count, took_s in _displays(piece)
-    ]
+def _speed_points(curve: TrainingCurve) -> list[ChartPoint]:
+    return [_point(piece, *speed) for piece in curve.pieces for speed in piece.speeds()]
 
 
 def find_slow(curve: TrainingCurve) -> tuple[int | None, list[SlowDisplay]]:
@@ -106,7 +93,7 @@ def find_slow(curve: TrainingCurve) -> tuple[int | None, list[SlowDisplay]]:
     """
     slow, is_known = list[SlowDisplay](), False
     for piece in curve.pieces:
-        each = [(iteration, took_s / count) for iteration, _, count, took_s in _displays(piece)]
+        each = [(iteration, took_s / count) for iteration, _, count, took_s in piece.displays()]
         if len(each) < 4:
             continue
         is_known = True
@@ -176,6 +163,10 @@ def _rate_series(curve: TrainingCurve, run: int) -> Iterator[dict[str, object]]:
     yield _series(run, "learning rate", _points_of(curve, RATE_KEY))
 
 
+def _speed_series(curve: TrainingCurve, run: int) -> Iterator[dict[str, object]]:
+    yield from _with_means(run, "images/s", _speed_points(curve))
+
+
 def _marks(curve: TrainingCurve, run: int) -> list[dict[str, object]]:
     """Return where pieces join or restart and warm-ups end, on each axis."""
     by_axis = [list(curve.marks(axis)) for axis in X_AXES]
@@ -193,13 +184,9 @@ def _marks(curve: TrainingCurve, run: int) -> list[dict[str, object]]:
 Make = Callable[[TrainingCurve, int], Iterator[dict[str, object]]]
 
 
-def build_charts(curves: Sequence[tuple[TrainingCurve | None, int]]) -> list[dict[str, object]]:
-    """Return the charts of a page, for the curve of each run and the number of images in its epoch."""
-
-    def speed(curve: TrainingCurve, run: int) -> Iterator[dict[str, object]]:
-        yield from _with_means(run, "images/s", _speed_points(curve, curves[run][1]))
-
-    shown = [(curve, run) for run, (curve, _) in enumerate(curves) if curve is not None]
+def build_charts(curves: Sequence[TrainingCurve | None]) -> list[dict[str, object]]:
+    """Return the charts of a page, for the curve of each run."""
+    shown = [(curve, run) for run, curve in enumerate(curves) if curve is not None]
     marks = [mark for curve, run in shown for mark in _marks(curve, run)]
     top1 = [(curve.published_top1, run) for curve, run in shown]
     losses = [(curve.published_loss, run) for curve, run in shown]
@@ -207,7 +194,7 @@ def build_charts(curves: Sequence[tuple[TrainingCurve | None, int]]) -> list[dic
         ("loss", "Loss", _loss_series, losses),
         ("accuracy", "Accuracy", _accuracy_series, top1),
         ("rate", "Learning rate", _rate_series, ()),
-        ("speed", "Throughput (images/s)", speed, ()),
+        ("speed", "Throughput (images/s)", _speed_series, ()),
     ]
     charts: list[dict[str, object]] = []
     for name, title, make, published in kinds:

@@ -39,7 +39,7 @@ def render_report(runs: Sequence[RunContents], hidden: Collection[str] = ()) -> 
     if len(runs) > MOST_RUNS:
         raise InputError("report", f"shows at most {MOST_RUNS} runs, not {len(runs)}", "name fewer")
     style, script = _read("report.css"), _read("report.js")
-    charts = build_charts([(run.curve, run.recipe.train_images) for run in runs])
+    charts = build_charts([run.curve for run in runs])
     data = {
         "charts": charts,
         "timelines": [_timeline(run) for run in runs],

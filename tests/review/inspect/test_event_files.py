@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.inspect.event_files import render_event_files
+from caffe_recipes.review.inspect.event_files import render_log_events
 from caffe_recipes.tensorflow.event_files import EVENT_FILE, event_class
 from caffe_recipes.tensorflow.records import read_records
 
@@ -17,10 +17,10 @@ I1120 11:49:38.000000  7 solver.cpp:312] Iteration 20, loss = 2
 """
 
 
-def test_each_phase_of_a_log_is_a_run_with_its_scalars_by_iteration(tmp_path: Path) -> None:
+def test_a_log_is_a_run_with_its_scalars_by_iteration(tmp_path: Path) -> None:
     log = tmp_path / "init-1.log"
     log.write_text(LOG)
-    files = render_event_files([log], tmp_path / "out")
+    files = render_log_events([log], tmp_path / "out")
     shown = {}
     for path, data in files.items():
         log.write_bytes(data)
@@ -31,12 +31,12 @@ def test_each_phase_of_a_log_is_a_run_with_its_scalars_by_iteration(tmp_path: Pa
             for value in event.summary.value
         ]
     assert shown == {
-        f"init-1/test/{EVENT_FILE}": [(0, 2.0, "accuracy", "0.25")],
-        f"init-1/train/{EVENT_FILE}": [
-            (0, 3.5, "average loss", "nan"),
-            (0, 4.0, "lr", "0.001"),
-            (20, 5.0, "average loss", "2.0"),
-        ],
+        f"init-1/{EVENT_FILE}": [
+            (0, 2.0, "test/accuracy", "0.25"),
+            (0, 3.5, "train/average loss", "nan"),
+            (0, 4.0, "train/lr", "0.001"),
+            (20, 5.0, "train/average loss", "2.0"),
+        ]
     }
 
 
@@ -45,7 +45,7 @@ def test_runs_of_a_log_have_a_folder_each_and_logs_of_one_name_are_refused(tmp_p
     other.parent.mkdir()
     for path in (log, other):
         path.write_text(LOG + LOG)
-    folders = {path.parts[0] for path in render_event_files([log], Path())}
+    folders = {path.parts[0] for path in render_log_events([log], Path())}
     assert folders == {"a-run1", "a-run2"}
     with pytest.raises(InputError, match="has the name of another log"):
-        render_event_files([log, other], Path())
+        render_log_events([log, other], Path())

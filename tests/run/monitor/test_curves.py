@@ -8,9 +8,10 @@ import pytest
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.inspect.curves import LOSS_KEY
-from caffe_recipes.run.monitor.curves import is_run, load_run_curve
+from caffe_recipes.run.journal import Journal
+from caffe_recipes.run.monitor.curves import is_run, load_run_curve, load_run_curves
 from tests.cli.command_line import call_main
-from tests.run.recorded_run import LOG, append_events, finished, launched, started, write_run
+from tests.run.recorded_run import LOG, Event, append_events, finished, launched, started, write_run
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -39,6 +40,20 @@ def test_a_second_launch_of_a_phase_is_a_restart(place: Place) -> None:
     curve = load_run_curve(str(folder), str(place.root))
     assert curve.points(LOSS_KEY, "iterations") == ([0, 1], [2.5, 2])
     assert [mark.what for mark in curve.marks("iterations")] == ["restart"]
+
+
+def test_a_branch_of_the_recipe_has_a_curve_of_its_own(place: Place) -> None:
+    phases = ("last", "../../other")
+    branched: list[Event] = [("branched", {"phase": phase, "folder": "x", "hosts": []}) for phase in phases]
+    folder = write_run(place.root, place.recipe, started(), launched(), *branched, log=LOG)
+    branch = folder / "branches" / "last"
+    (branch / "logs").mkdir(parents=True)
+    Journal(branch / "journal.jsonl", create=True).close()
+    append_events(branch, started(), launched("last"))
+    (branch / "logs" / "last-1.log").write_text(LOG)
+    curves = list(load_run_curves("small-1", str(place.root)))
+    assert [[piece.name for piece in curve.pieces] for curve in curves] == [["init"], ["last"]]
+    assert curves[1].points(LOSS_KEY, "iterations")[0] == [14, 16]
 
 
 def test_what_two_launches_train_again_is_shown_once(place: Place) -> None:

@@ -1,0 +1,33 @@
+"""Write the event files of runs and logs, for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.render.tree import write_all
+from caffe_recipes.review.inspect.event_files import render_log_events, render_run_events
+from caffe_recipes.run.monitor.curves import is_run, load_run_curves
+from caffe_recipes.tensorflow.records import require_crc32c
+
+
+def write_event_files(names: Sequence[str], root: str, folder: Path) -> list[Path]:
+    """Write the event files of runs, by folder or name, and of logs below a folder; return their paths.
+
+    A run has a folder for each phase, and a log one for each run in it. Nothing is written unless all of them
+    could be read. Raises InputError, also if two have the same name, and JournalError for a damaged journal.
+    """
+    require_crc32c("--tensorboard")
+    files: dict[Path, bytes] = {}
+    for name in names:
+        if not is_run(name, root):
+            continue
+        curves = list(load_run_curves(name, root))
+        found = render_run_events(curves, folder / curves[0].name)
+        if not files.keys().isdisjoint(found):
+            raise InputError(name, "has the name of another run", "write each to another folder")
+        files |= found
+    files |= render_log_events([Path(name) for name in names if not is_run(name, root)], folder)
+    write_all(files)
+    return list(files)
