@@ -145,12 +145,14 @@ def _plot_curves(
     if given and all(is_run(name, root) for name in names):
         raise InputError(f"--{given}", "is for solver files and logs", "leave it out")
     curves: list[found.TrainingCurve] = []
+    logs = [name for name in names if not is_run(name, root)]
+    shown = dict(zip(logs, found.name_logs([*map(Path, logs)]), strict=True))
     for name in names:
-        if is_run(name, root):
+        if name not in shown:
             curves.append(load_run_curve(name, root))
         else:
             per_iter = find_epochs_per_iter([], counts.images, counts.ranks, counts.batch)
-            curves += found.load_log_curves(Path(name), per_iter)
+            curves += found.load_log_curves(Path(name), per_iter, shown[name])
     axis = axis or found.best_axis(curves)
     found.check_axis(curves, axis)
     if kind == "csv":

@@ -216,15 +216,33 @@ def leave_out_retrained(pieces: Sequence[Piece]) -> None:
         until = min(until, first) if piece.is_restart else math.inf
 
 
-def load_log_curves(path: Path, epochs_per_iter: float | None) -> list[TrainingCurve]:
-    """Return the curves of a log: what starts from weights or a solverstate continues the run before it."""
+def name_logs(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each log: as much of the end of its path as tells it from the others.
+
+    >>> name_logs([Path("first/train.log"), Path("second/train.log")]), name_logs([Path("first/train.log")])
+    (['first/train.log', 'second/train.log'], ['train.log'])
+    """
+    names = [path.name for path in paths]
+    for count in range(2, max((len(path.parts) for path in paths), default=0) + 1):
+        if len(set(names)) == len(set(paths)):
+            break
+        names = ["/".join(path.parts[-count:]) for path in paths]
+    return names
+
+
+def load_log_curves(path: Path, epochs_per_iter: float | None, name: str = "") -> list[TrainingCurve]:
+    """Return the curves of a log: what starts from weights or a solverstate continues the run before it.
+
+    They have the given name, or that of the file.
+    """
+    name = name or path.name
     curves: list[TrainingCurve] = []
     for piece in load_pieces(path):
         piece.epochs_per_iter = epochs_per_iter
         before = curves[-1].pieces[-1] if curves else None
         is_restart = bool(piece.run.state) or (piece.run.first_iter or 0) > 0
         if before is None or not (is_restart or piece.run.weights):
-            curves.append(TrainingCurve(path.name, [piece]))
+            curves.append(TrainingCurve(name, [piece]))
             continue
         piece.is_restart, piece.begins_iter = is_restart, before.begins_iter
         if not is_restart:
@@ -236,7 +254,7 @@ def load_log_curves(path: Path, epochs_per_iter: float | None) -> list[TrainingC
         leave_out_retrained(curve.pieces)
     if len(curves) > 1:
         for number, curve in enumerate(curves, 1):
-            curve.name = f"{path.name} run {number}"
+            curve.name = f"{name} run {number}"
     return curves
 
 

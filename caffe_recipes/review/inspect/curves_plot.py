@@ -18,6 +18,7 @@ from caffe_recipes.review.inspect.curves import (
     running_means,
 )
 from caffe_recipes.review.inspect.plot_style import line_style, render_figure, require_matplotlib, scale_rates
+from caffe_recipes.wording import shorten_middle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -263,4 +264,4 @@ def _write_key(axes: Axes, curves: Sequence[TrainingCurve], panel: str) -> None:
 
 
 def _shorten(name: str) -> str:
-    return name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
+    return shorten_middle(name, _MOST_LETTERS, "…")  # the names of logs often differ only at their end

@@ -8,6 +8,7 @@ from caffe_recipes.review.inspect.curves import (
     CurveMark,
     check_axis,
     load_log_curves,
+    name_logs,
     render_curves_csv,
     running_means,
 )
@@ -68,6 +69,21 @@ def test_what_two_restarts_train_again_is_shown_once(tmp_path: Path) -> None:
 def test_trainings_that_start_afresh_are_curves_of_their_own(tmp_path: Path) -> None:
     log = write(tmp_path / "x.log", *("Solving a", "Iteration 0, loss = 4", "Iteration 9, loss = 3") * 2)
     assert [curve.name for curve in load_log_curves(log, None)] == ["x.log run 1", "x.log run 2"]
+    assert load_log_curves(log, None, "first/x.log")[0].name == "first/x.log run 1"
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        ((), []),
+        (("runs/a.log", "runs/b.log"), ["a.log", "b.log"]),
+        (("1/log/train.log", "2/log/train.log"), ["1/log/train.log", "2/log/train.log"]),
+        (("train.log", "old/train.log"), ["train.log", "old/train.log"]),
+        (("old/train.log", "old/train.log"), ["train.log", "train.log"]),
+    ],
+)
+def test_logs_are_named_by_what_tells_their_paths_apart(paths: tuple[str, ...], names: list[str]) -> None:
+    assert name_logs([*map(Path, paths)]) == names
 
 
 def test_the_end_of_a_warm_up_is_marked(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ def test_many_curves_are_named_without_collisions(tmp_path: Path) -> None:
     assert texts.count("<!-- 11.log -->") == 3
 
 
+def test_long_names_keep_their_ends_which_differ(tmp_path: Path) -> None:
+    names = [f"{'a-very-long-name-' * 3}{kind}.log" for kind in ("fp16", "fp32")]
+    texts = render_curves([curve(tmp_path, name) for name in names], "iterations", "svg").decode()
+    for kind in ("fp16", "fp32"):
+        assert f"name-{kind}.log -->" in texts
+
+
 def test_a_log_with_nothing_to_draw_is_one_clear_line(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text(
@@ -77,7 +84,7 @@ def test_a_long_name_of_a_phase_hides_no_name_after_its_end(tmp_path: Path) -> N
     ]
     log.write_text("".join(f"I1120 11:49:33.000000  7 s.cpp:1] {text}" for text in texts))
     picture = render_curves(load_log_curves(log, None), "iterations", "svg").decode()
-    assert f"<!-- {'b' * 35}… -->" in picture and "<!-- c -->" in picture
+    assert f"<!-- {'b' * 18}…{'b' * 17} -->" in picture and "<!-- c -->" in picture
 
 
 def test_rates_that_no_logarithm_has_are_drawn_nevertheless(tmp_path: Path) -> None:
