@@ -35,11 +35,12 @@ class Wave:
         along = x * np.cos(self.angle) - y * np.sin(self.angle)
         fading = np.exp(-(x * x + y * y) / (2 * self.sigma**2))
         values = self.height * fading * np.cos(along * self.frequency + self.phase)
-        return np.multiply.outer(np.array(self.colour), values)
+        return np.array(self.colour)[:, None, None] * values
 
 
-# The waves below an index. `turns` is the frequency of which the others are parts.
-_Segment = tuple[int, Callable[[int, float], Wave]]
+# The wave of an index; `turns` is the frequency of which the others are parts.
+_Maker = Callable[[int, float], Wave]
+_Segment = tuple[int, _Maker]  # for the indexes below a number
 
 _GOOGLENET: Sequence[_Segment] = (
     (
@@ -119,9 +120,12 @@ _CIFAR: Sequence[_Segment] = (
     (32, lambda k, turns: replace(_edge(k, turns), angle=k % 2 * pi / 2 + 3 * pi / 8, colour=(1, 1, 0))),
 )
 
-_VGG: Sequence[_Segment] = tuple(
-    (end, lambda k, turns, wave=wave: replace(wave(k, turns), sigma=1.0)) for end, wave in _GOOGLENET
-)
+
+def _widened(wave: _Maker) -> _Maker:
+    return lambda k, turns: replace(wave(k, turns), sigma=1.0)
+
+
+_VGG: Sequence[_Segment] = tuple((end, _widened(wave)) for end, wave in _GOOGLENET)
 
 # The waves by number of kernels and size: the nets that the filler knows.
 BANKS = {(32, 5): _CIFAR, (64, 7): _GOOGLENET, (64, 3): _VGG, (96, 11): _ALEXNET}

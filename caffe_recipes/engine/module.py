@@ -112,6 +112,7 @@ class CaffeModule(nn.Module):
             if call.node.source is None:
                 xs = [values[index] for index in call.node.bottoms]
                 tops = call.node.forward(xs, self._blobs(call, slots, inputs[0]))
+                self.net.follow(call.node, tops)
                 values.update(zip(call.tops, tops, strict=True))
                 del xs, tops
                 for index in self._last_read[place]:

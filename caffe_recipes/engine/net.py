@@ -192,7 +192,7 @@ class RunnableNet:
         if state.phase == pb.TRAIN:
             self._check_backward()
         self._list_calls()
-        self._forwards[self._source_shapes()] = [node.forward for node in self.nodes]
+        self._forwards[tuple(self._shapes)] = [node.forward for node in self.nodes]
         self._log.info("net.cpp:491", "Network initialization done.")
 
     def _find_outputs(self) -> None:
@@ -397,7 +397,8 @@ class RunnableNet:
             before = self._calls[-1] if self._calls else None
             follows = before is not None and before.tops == node.bottoms
             is_norm = before is not None and before.node.param.type == "BatchNorm" and not before.shapes
-            if before and follows and is_norm and _is_merged(node) and not any(node.detached):
+            is_merged = scales_channels(node.param) and _has_own_shapes(node) and not any(node.detached)
+            if before and follows and is_norm and is_merged:
                 blobs = before.node.blobs + node.blobs
                 self._calls[-1] = Call(before.node, node.tops, blobs, before.weighted + node.weighted)
             else:
@@ -426,6 +427,7 @@ class RunnableNet:
             if step.shapes:
                 blobs = [blob.reshape(shape) for blob, shape in zip(blobs, step.shapes, strict=True)]
             tops = read.pop(0) if node.source is not None else self._run(node, xs, blobs)
+            self.follow(node, tops)
             for index, top in zip(step.tops, tops, strict=True):
                 values[index] = top
             for index, weight in step.weighted:
@@ -465,8 +467,13 @@ class RunnableNet:
         self.fit((node, [tuple(top.shape) for top in tops]) for node, tops in zip(sources, read, strict=True))
         return read
 
+    def follow(self, node: LayerNode, tops: Sequence[Tensor]) -> None:
+        """Set up the layers after one whose tops have as many images as the values of its bottoms say."""
+        if type_of(node.param).is_sized_by_values:
+            self.fit([(node, [tuple(top.shape) for top in tops])])
+
     def fit(self, tops: Iterable[tuple[LayerNode, Sequence[TensorShape]]]) -> None:
-        """Set up the layers again if the tops of data layers have other shapes than before.
+        """Set up the layers again if the tops of some, such as data layers, have other shapes than before.
 
         Raises DataError if the net does not take them.
         """
@@ -483,38 +490,42 @@ class RunnableNet:
         """The calls of a forward pass, in order."""
         return self._calls
 
-    def _source_shapes(self) -> tuple[TensorShape, ...]:
-        return tuple(self._shapes[index] for node in self.nodes if node.source for index in node.tops)
-
-    def _reshape(self, source: LayerNode) -> None:
+    def _reshape(self, changed: LayerNode) -> None:
         """Set up the layers for a new batch size, as Caffe does in each pass."""
-        net = type(self._split)()
+        net, is_before = type(self._split)(), True
         for node in self.nodes:
             layer = net.layer.add()
             layer.CopyFrom(node.param)
             layer.ClearField("include")
             layer.ClearField("exclude")
-            if node.source:
+            if node.source or (type_of(node.param).is_sized_by_values and is_before):
                 declare_shapes(layer, [self._shapes[index] for index in node.tops])
+            is_before &= node is not changed
         try:
             found = [require_known_shapes(shapes) for shapes in infer_shapes(net, net.state.phase).layers]
         except PrototxtError as error:
-            raise self._size_error(source, error.what) from None
-        key = self._source_shapes()
+            raise self._size_error(changed, error.what) from None
+        for node, shapes in zip(self.nodes, found, strict=True):
+            if shapes.learned != node.learned:
+                raise self._size_error(changed, f"layer '{node.param.name}' was set up for a different size")
+            for index, shape in zip(node.tops, shapes.tops, strict=False):  # a loss may have an unnamed top
+                self._shapes[index] = shape
+        key = tuple(self._shapes)
         if key not in self._forwards:
             self._forwards[key] = [
                 node.forward if node.source else self._set_up(node.param, shapes)
                 for node, shapes in zip(self.nodes, found, strict=True)
             ]
-        for node, shapes, forward in zip(self.nodes, found, self._forwards[key], strict=True):
-            if shapes.learned != node.learned:
-                raise self._size_error(source, f"layer '{node.param.name}' was set up for a different size")
+        for node, forward in zip(self.nodes, self._forwards[key], strict=True):
             node.forward = forward
-            for index, shape in zip(node.tops, shapes.tops, strict=False):  # a loss may have an unnamed top
-                self._shapes[index] = shape
 
-    def _size_error(self, source: LayerNode, what: str) -> DataError:
-        record = source.source
+    def _size_error(self, changed: LayerNode, what: str) -> DataError:
+        record = changed.source
+        if type_of(changed.param).is_sized_by_values:
+            kept = (
+                f"after layer '{changed.param.name}' has selected {self._shapes[changed.tops[0]][0]} images"
+            )
+            return DataError(self.path, f"{what} {kept}", "filter all blobs that are used together")
         if record is None or not record.keys:
             return DataError(self.path, what, "give crop_size")
         return DataError(record.where, f"record '{record.keys[0]}': {what}", "give crop_size")
@@ -567,7 +578,8 @@ class RunnableNet:
             what = f"index {error.label} is not one of 0 to {error.classes - 1}"
             return DataError(f"{self.path}: {where}", what, "check the data, or the size of the layer")
         what = f"label {error.label} is not one of the {error.classes} classes"
-        for other in self.nodes:
+        is_filtered = any(type_of(other.param).is_sized_by_values for other in self.nodes)
+        for other in () if is_filtered else self.nodes:  # a position is not that of a record then
             if other.source is not None and error.position < len(other.source.keys):
                 key = other.source.keys[error.position]
                 hint = f"layer '{node.param.name}' has {error.classes} classes"
@@ -584,8 +596,3 @@ class RunnableNet:
 def _has_own_shapes(node: LayerNode) -> bool:
     """Return whether all blobs have the shapes that the layer expects; a shared one may not."""
     return all(tuple(blob.shape) == shape for blob, shape in zip(node.blobs, node.learned, strict=True))
-
-
-def _is_merged(node: LayerNode) -> bool:
-    """Return whether a layer can be fused with the BatchNorm before it."""
-    return scales_channels(node.param) and _has_own_shapes(node)

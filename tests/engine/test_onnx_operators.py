@@ -7,13 +7,14 @@ from tests.extras import needs_onnx
 
 pytestmark = needs_onnx
 
-# Losses and metrics need labels, recurrent layers keep a state between batches, no deploy net has Im2col, and
-# ONNX has no layers as SegNet's BN and Upsample are.
+# Losses and metrics need labels, recurrent layers keep a state between batches, no deploy net has Filter or
+# Im2col, and ONNX has no layers as SegNet's BN and Upsample are.
 NOT_EXPORTED = {
     "Accuracy",
     "BN",
     "ContrastiveLoss",
     "EuclideanLoss",
+    "Filter",
     "HingeLoss",
     "Im2col",
     "InfogainLoss",

@@ -226,6 +226,13 @@ ROWS = [
         constant=[1],
     ),
     Row(
+        'type: "Filter"',
+        [noise(5, 2, 3), noise(5), np.array([0, 0.5, 0, -1, 1.0])],
+        lambda x, y, _: (x[[1, 3, 4]], y[[1, 3, 4]]),
+        tops=2,
+        constant=[2],
+    ),
+    Row(
         'type: "Embed" embed_param { num_output: 5 input_dim: 3 }',
         [np.array([[0, 2], [2, 1], [0, 0.0]])],
         lambda x, w, b: w[x.astype(int)] + b,

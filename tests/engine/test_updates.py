@@ -192,7 +192,7 @@ def test_local_lr_auto_replaces_lr_mult_by_a_ratio_of_norms_in_sgd_alone(kind: s
             assert param.tensor.grad is not None
             param.tensor.grad.copy_(torch.from_numpy(total))
             length, slope = np.linalg.norm(models[index]), np.linalg.norm(total)
-            factor = 0.02 * length / (slope + 0.1 * length) if length else 1.0
+            factor = float(0.02 * length / (slope + 0.1 * length)) if length else 1.0
             rate = 0.1 * (factor if kind == "SGD" else param.lr_mult)
             pulled = total / 2 + 0.1 * param.decay_mult * models[index]
             models[index] = MODELS[kind](models[index], pulled, history[index], rate, solver, iteration)

@@ -144,9 +144,10 @@ class LayerType:
 
     The shapes: `shapes` infers the tops and the learned blobs from the bottoms, and `source` the tops of a
     data layer. Where `shapes` is known, it takes from `bottoms[0]` to `bottoms[1]` bottoms, and makes at
-    least `min_tops(layer)` tops if it has any. It learns at most `learned` blobs; `fillers` gives the filler
-    of each, and None is all zeros. `blob_names` are the names of its blobs in PyTorch's manner. With
-    `has_statistics`, these are statistics of its bottom, which no gradient changes.
+    least `min_tops(layer)` tops if it has any. With `is_sized_by_values`, the tops have at most as many
+    images as it says: their number depends on the values of the bottoms. It learns at most `learned` blobs;
+    `fillers` gives the filler of each, and None is all zeros. `blob_names` are the names of its blobs in
+    PyTorch's manner. With `has_statistics`, these are statistics of its bottom, which no gradient changes.
 
     The checks of its LayerSetUp: `refuses`. If one of `zeroing_fields` is 0, its output ignores its input.
 
@@ -180,6 +181,7 @@ class LayerType:
     source: Source | None = None
     bottoms: tuple[int, float] = (1, 1)
     min_tops: Callable[[pb.LayerParameter], int] = lambda layer: 1
+    is_sized_by_values: bool = False
     learned: int = 0
     has_statistics: bool = False
     fillers: Callable[[pb.LayerParameter], list[pb.FillerParameter]] | None = None

@@ -179,12 +179,12 @@ def _batch_reindex(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def _filter_images(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Keep the images for which the last bottom, the selector, is not 0; their number is unknown."""
+    """Keep the images for which the last bottom, the selector, is not 0; at set-up, as in Caffe, all."""
     *kept, selector = bottoms
     if not all(bottoms) or product(selector[1:]) not in (1, None):
         raise MisfitError("needs a selector with one number per image")
     merge([shape[:1] for shape in bottoms])
-    return [(None, *shape[1:]) for shape in kept], []
+    return list(kept), []
 
 
 def _split(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -249,6 +249,7 @@ TYPES = (
         shapes=_filter_images,
         bottoms=(2, MANY),
         min_tops=lambda layer: len(layer.bottom) - 1,
+        is_sized_by_values=True,
         no_backward=(-1,),
         is_result=True,
     ),

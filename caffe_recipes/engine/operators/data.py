@@ -244,10 +244,12 @@ def first_image_shape(source: str) -> Image:
 
 
 def declare_shapes(layer: pb.LayerParameter, shapes: Sequence[TensorShape] | None) -> None:
-    """Turn a data layer into an Input of these shapes, if any are given, to infer those of other layers."""
+    """Turn a layer into an Input of these shapes, if any are given, to infer those of other layers."""
     if shapes is None:
         return
     layer.type = "Input"
+    layer.ClearField("bottom")
+    layer.ClearField("propagate_down")
     layer.ClearField("input_param")
     for shape in shapes:
         layer.input_param.shape.add(dim=shape)

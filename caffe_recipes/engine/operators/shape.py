@@ -11,6 +11,7 @@ from torch.nn import functional
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.entry import own_number
 from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, class_indices
+from caffe_recipes.errors import DataError
 
 
 def _concat(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
@@ -85,6 +86,23 @@ def _batch_reindex(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return forward
 
 
+def _filter_images(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """Keep the images of all bottoms but the last for which the last one, the selector, is not 0.
+
+    Raises DataError if there are none: Caffe divides by their number.
+    """
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        *kept, selector = xs
+        chosen = selector.detach().reshape(len(selector)).nonzero()[:, 0]
+        if not len(chosen):
+            what = f"selects none of the {len(selector)} images of a batch"
+            raise DataError(f"layer '{layer.name}' ({layer.type})", what, "give a larger batch_size")
+        return [x.index_select(0, chosen) for x in kept]
+
+    return forward
+
+
 def _split(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     count = len(layer.top)
     return lambda xs, _: [xs[0]] * count
@@ -137,6 +155,7 @@ OPERATORS: dict[str, Setup] = {
     "Permute": _permute,
     "Crop": _crop,
     "Silence": _silence,
+    "Filter": _filter_images,
     "ArgMax": _arg_max,
     "Reduction": _reduction,
     "ShuffleChannel": _shuffle_channel,

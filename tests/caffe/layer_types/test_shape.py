@@ -34,7 +34,7 @@ from tests.caffe.layer_types.conftest import Sizes, check_misfit, one_layer, rul
         ("type: 'Reduction' reduction_param { axis: 1 }", [(2, 10, 3)], [(2,)], []),
         ("type: 'Crop'", [(2, 4, 9, 9), (2, 5, 7, 6)], [(2, 4, 7, 6)], []),
         ("type: 'BatchReindex'", [(8, 4, 3), (5,)], [(5, 4, 3)], []),
-        ("type: 'Filter' top: 'p' top: 'q'", [(8, 4), (8,), (8, 1)], [(None, 4), (None,)], []),
+        ("type: 'Filter' top: 'p' top: 'q'", [(8, 4), (8,), (8, 1)], [(8, 4), (8,)], []),
         ("type: 'Tile' tile_param { axis: 2 tiles: 3 }", [(2, 4, 3)], [(2, 4, 9)], []),
     ],
 )
