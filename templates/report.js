@@ -118,14 +118,31 @@
       const place = this.svg.getBoundingClientRect();
       return ((event.clientX - place.left) * this.box.width) / place.width;
     }
+    // Move or zoom the view, so that the value that each finger holds stays beneath it.
+    follow([one, other]) {
+      if (other && Math.abs(other.px - one.px) > 10) {
+        const scale = (other.value - one.value) / (other.px - one.px);
+        if (scale > 0) this.zoomTo(one.value - (one.px - this.box.left) * scale, one.value + (this.box.right - one.px) * scale);
+      } else if (!other) {
+        const by = Math.min(Math.max(one.value - this.at(one.px), this.range[0] - this.low), this.range[1] - this.high);
+        this.zoomTo(this.low + by, this.high + by);
+      }
+    }
     listen() {
       let from = null;
+      const fingers = new Map();
+      const hold = () => fingers.forEach((one) => (one.value = this.at(one.px)));
       const within = (px) => Math.min(this.box.right, Math.max(this.box.left, px));
       this.svg.addEventListener("pointerdown", (event) => {
         if (event.pointerType === "mouse" && event.button === 0) from = within(this.px(event));
+        if (event.pointerType === "touch") fingers.set(event.pointerId, { px: within(this.px(event)) }), hold();
       });
       this.svg.addEventListener("pointermove", (event) => {
         const px = within(this.px(event));
+        if (fingers.has(event.pointerId)) {
+          fingers.get(event.pointerId).px = px;
+          if (this.view || fingers.size > 1) return this.follow([...fingers.values()]);
+        }
         this.pointerY = ((event.clientY - this.svg.getBoundingClientRect().top) * this.box.width) / this.svg.clientWidth;
         this.pointTo(this.at(px));
         if (from !== null) {
@@ -133,13 +150,14 @@
           svg("rect", { class: "zoom", x, width, y: this.box.top, height: this.box.bottom - this.box.top }, this.overlay);
         }
       });
+      for (const end of ["pointerup", "pointercancel"]) window.addEventListener(end, (event) => fingers.delete(event.pointerId) && hold());
       window.addEventListener("pointerup", (event) => {
         if (from === null) return;
         const [low, high] = [from, within(this.px(event))].sort((a, b) => a - b);
         from = null;
         if (high - low > 6) this.zoomTo(this.at(low), this.at(high));
       });
-      this.svg.addEventListener("pointerleave", () => this.pointTo(null));
+      this.svg.addEventListener("pointerleave", (event) => event.pointerType === "touch" || this.pointTo(null));
       this.svg.addEventListener("blur", () => this.pointTo(null));
       this.svg.addEventListener("dblclick", () => this.zoomTo(-Infinity, Infinity));
       const keys = {

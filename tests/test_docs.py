@@ -43,7 +43,7 @@ NOT_RUN = {
     r"caffe-recipes run digits-(local|cyclic)": "trains for minutes: make demo does, and .ci/run",
     r"caffe-recipes run digits-rates.yaml": "trains for minutes: tests/run/test_each.py runs a small family",
     r"caffe-recipes run (mine|photos)\.yaml": "trains half a minute, as tests/run/test_runner_end_to_end.py",
-    r"caffe-recipes (plot digits-local-1|parse-log (runs/|digits-))": "needs a run: tests/run/monitor/test_curves.py",
+    r"caffe-recipes (plot digits-local-1|parse-log (runs/|digits-))": "needs a run: tests/run/monitor",
     r"caffe-recipes report digits": "needs two runs: tests/cli/test_report.py",
     r"caffe-recipes (runs|diff digits-local-1) ": "needs runs: tests/run/monitor/test_comparison.py",
     r"caffe-recipes plot colleague": "needs the reader's log: tests/cli/test_plot.py",

@@ -163,18 +163,22 @@ class Created(Event):
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """A process started or resumed the run, inside the Slurm job `job`, if any, requeued `restarts` times."""
+    """A process started or resumed the run, inside the Slurm job `job`, if any, requeued `restarts` times.
+
+    `hidden` are the digests of what reports leave out, salted with the id of the run.
+    """
 
     name = "started"
     pid: int
     host: str
     job: str = ""
     restarts: int = 0
+    hidden: Sequence[str] = ()
 
     @classmethod
-    def here(cls, job: str, restarts: int) -> Self:
+    def here(cls, job: str, restarts: int, hidden: Sequence[str] = ()) -> Self:
         """Create the event for the current process."""
-        return cls(os.getpid(), socket.gethostname(), job, restarts)
+        return cls(os.getpid(), socket.gethostname(), job, restarts, hidden)
 
     def fold(self, draft: StateDraft) -> None:
         """Record the process, and forget the hosts of an earlier Slurm job, which has no ranks left."""

@@ -46,6 +46,7 @@ from caffe_recipes.run.folders import (
     run_folders,
 )
 from caffe_recipes.run.handover import hand_on
+from caffe_recipes.run.hidden_texts import digest_texts
 from caffe_recipes.run.journal import (
     JOURNAL,
     Journal,
@@ -193,7 +194,8 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
     """Do the remaining steps of a run; return its state."""
     run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
-    run.emit(RunStarted.here(around.job, around.restarts))
+    hidden = digest_texts(run.setting.profile.launcher.environment.values(), run.id)
+    run.emit(RunStarted.here(around.job, around.restarts, hidden))
     delete_parts(run.path(run.folder))
     if run.setting.chosen != Chosen():
         run.emit(run.setting.chosen)
@@ -235,7 +237,6 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
 
 def _report(run: Run, event_files: Path | None) -> None:
     """Write the run's report and event files, unless its folder is lost; a signal ends only the writing."""
-    hidden = run.setting.profile.launcher.environment.values()
     with suppress(Interrupted):
         if not run.journal.still_exists():
             return
@@ -243,7 +244,7 @@ def _report(run: Run, event_files: Path | None) -> None:
             from caffe_recipes.run.report.writing import write_own_report
 
             ran_s = sum(done.seconds for done in run.journal.state().finished.values())
-            reason = write_own_report(run.path(run.folder), run.setting.root, ran_s, hidden)
+            reason = write_own_report(run.path(run.folder), run.setting.root, ran_s)
         except Exception as error:
             reason = describe_setback(error)
         if reason:

@@ -15,7 +15,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.review.inspect.curves import TrainingCurve
 from caffe_recipes.review.lint.findings import Finding
-from caffe_recipes.run.events import Branched, Event, Failed, Launch, RunState, Stopped
+from caffe_recipes.run.events import Branched, Event, Failed, Launch, RunStarted, RunState, Stopped
 from caffe_recipes.run.failures.explain import ExplainedLine, explain_log
 from caffe_recipes.run.folded_events import describe_event, fold_events, is_complete
 from caffe_recipes.run.folders import freeze_recipe
@@ -43,15 +43,21 @@ _MOST_EXPLAINED = 10  # logs
 
 @dataclass(frozen=True)
 class PhaseResult:
-    """What became of a phase; a value is None until it is known."""
+    """What became of a phase; a value is None until it is known. `hosts` is the number of the last launch."""
 
     step: Training
     epochs: float
     state: str
     attempts: int
+    hosts: int
     seconds: float | None = None
     images_per_s: float | None = None
     loss: float | None = None
+
+    @property
+    def images_per_s_by_host(self) -> float | None:
+        """The images/s of each host, as all ranks train in step."""
+        return self.images_per_s / self.hosts if self.images_per_s and self.hosts else None
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class ExplainedFailure:
 class RunContents:
     """All that a report shows of a run. Times are seconds; `begin_s` is since 1970, others since that.
 
-    `unread` says what could not be read, a line for each.
+    `hidden` are the digests of what is left out, and `unread` says what could not be read, a line for each.
     """
 
     name: str
@@ -87,6 +93,7 @@ class RunContents:
     launches: tuple[Launch, ...]
     lines: tuple[tuple[float, str], ...]
     origins: tuple[Origin, ...]
+    hidden: tuple[str, ...]
     unread: tuple[str, ...]
 
     @property
@@ -210,7 +217,6 @@ def load_contents(given: str, root: str) -> RunContents:
     explained = tuple(filter(None, map(reader.explain, [*failed][:_MOST_EXPLAINED])))
     main = {step.phase for step in steps if step.is_main}
     curve = reader.curve(recipe, [launch for launch in launches if launch.phase in main])
-    findings = _lint(recipe, reader.unread)
     return RunContents(
         name=posixpath.basename(posixpath.normpath(reader.path)),
         path=reader.path,
@@ -225,10 +231,11 @@ def load_contents(given: str, root: str) -> RunContents:
         incidents_left_out=left_out,
         explained=explained,
         curve=curve,
-        findings=findings,
+        findings=_lint(recipe, reader.unread),
         launches=tuple(launches),
         lines=tuple(_journal_lines(every, begin_s, recipe, shown)),
         origins=tuple(find_origins(reader.path, root, recipe, [event for _, event in every], reader.unread)),
+        hidden=tuple(text for _, event in events if isinstance(event, RunStarted) for text in event.hidden),
         unread=tuple(dict.fromkeys(reader.unread)),
     )
 
@@ -256,14 +263,16 @@ def _results(
     recipe: AnyRecipe, steps: Sequence[Training], state: RunState, launches: Sequence[Launch]
 ) -> Iterator[PhaseResult]:
     for step in steps:
-        attempts = sum(launch.phase == step.phase for launch in launches)
+        own = [launch for launch in launches if launch.phase == step.phase]
+        attempts, hosts = len(own), len(own[-1].hosts) if own else 0
         done = state.finished.get(step.phase)
         epochs = step.images / recipe.train_images
         if done is None:
             word = "not finished" if attempts else "not started"
-            yield PhaseResult(step, epochs, word, attempts, state.spent.get(step.phase))
+            yield PhaseResult(step, epochs, word, attempts, hosts, state.spent.get(step.phase))
         else:
-            yield PhaseResult(step, epochs, "finished", attempts, done.seconds, done.images_per_s, done.loss)
+            results = done.seconds, done.images_per_s, done.loss
+            yield PhaseResult(step, epochs, "finished", attempts, hosts, *results)
 
 
 def _lint(recipe: AnyRecipe, unread: list[str]) -> tuple[Finding, ...]:

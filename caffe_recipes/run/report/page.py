@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib import resources
 
 import jinja2
@@ -17,6 +16,7 @@ from caffe_recipes.cluster.hostfile import fold_hosts
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.folded_events import describe_run_command
 from caffe_recipes.run.folders import freeze_recipe
+from caffe_recipes.run.hidden_texts import TextHider
 from caffe_recipes.run.report.charts import MOST_POINTS, build_charts, find_slow
 from caffe_recipes.run.report.contents import RunContents
 from caffe_recipes.units import describe_duration, write_clock
@@ -26,13 +26,10 @@ MOST_RUNS = 4  # as many as have a colour and a dash of their own
 _MOST_ROWS = 100  # of a timeline
 _MOST_DIFFERENCES = 200
 _LONGEST_LIST = 300
-# A shorter text is no secret, and would hide parts of words.
-_SHORTEST_HIDDEN = 4
-_HIDDEN = "(hidden)"
 
 
-def render_report(runs: Sequence[RunContents], hidden: Collection[str] = ()) -> str:
-    """Return the page for a few runs; the texts in `hidden`, such as secrets, are left out wherever they are.
+def render_report(runs: Sequence[RunContents]) -> str:
+    """Return the page for a few runs; what their journals say is to be hidden is left out wherever it is.
 
     Raises InputError if there are more runs than can be told apart.
     """
@@ -45,8 +42,8 @@ def render_report(runs: Sequence[RunContents], hidden: Collection[str] = ()) -> 
         "timelines": [_timeline(run) for run in runs],
         "runs": [run.name for run in runs],
     }
-    hiding = _Hiding(frozenset(hidden))
-    page = _environment(hiding).get_template("report.html.j2")
+    hider = TextHider({run.progress.id: run.hidden for run in runs})
+    page = _environment().overlay(finalize=hider.hide).get_template("report.html.j2")
     return page.render(
         runs=runs,
         charts=charts,
@@ -54,7 +51,7 @@ def render_report(runs: Sequence[RunContents], hidden: Collection[str] = ()) -> 
         slow={run.path: find_slow(run.curve) if run.curve else (None, []) for run in runs},
         commands={run.path: list(_commands(run)) for run in runs},
         differences=list(_differences(runs)),
-        data=_render_json(hiding.hide(data)),
+        data=_render_json(hider.hide(data)),
         style=Markup(style),
         script=Markup(script),
         policy=_policy(style, script),
@@ -62,31 +59,8 @@ def render_report(runs: Sequence[RunContents], hidden: Collection[str] = ()) -> 
     )
 
 
-@dataclass(frozen=True)
-class _Hiding:
-    """Leaves texts out of values."""
-
-    texts: frozenset[str]
-
-    @cached_property
-    def _longest_first(self) -> list[str]:
-        return sorted((text for text in self.texts if len(text) >= _SHORTEST_HIDDEN), key=len, reverse=True)
-
-    def hide(self, value: object) -> object:
-        """Return a value, or a tree of lists and mappings, without the texts."""
-        if not self._longest_first:
-            return value
-        if type(value) is str:
-            for text in self._longest_first:
-                value = value.replace(text, _HIDDEN)
-            return value
-        if isinstance(value, Mapping):
-            return {key: self.hide(one) for key, one in value.items()}
-        return [self.hide(one) for one in value] if isinstance(value, list) else value
-
-
 @lru_cache(maxsize=1)
-def _environment(hiding: _Hiding) -> jinja2.Environment:
+def _environment() -> jinja2.Environment:
     """Return the environment of the template, in which every value is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_read),
@@ -94,7 +68,6 @@ def _environment(hiding: _Hiding) -> jinja2.Environment:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=hiding.hide,
     )
     environment.filters.update(
         duration=describe_duration, clock=write_clock, count=describe_count, shorten=shorten

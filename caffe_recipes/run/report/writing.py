@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from caffe_recipes.errors import InputError, describe_setback, hint_for
@@ -15,21 +15,21 @@ REPORT = "report.html"  # in the folder of a run
 _MOST_LOG_BYTES, _LOG_BYTES_PER_S = 2 << 20, 5000
 
 
-def write_report(names: Sequence[str], out: Path, root: str, hidden: Collection[str] = ()) -> tuple[str, ...]:
+def write_report(names: Sequence[str], out: Path, root: str) -> tuple[str, ...]:
     """Write the report of a few runs; return what could not be read, a line for each.
 
     Raises InputError for a name that is not that of a run, or if the file cannot be written.
     """
     runs = [load_contents(name, root) for name in names]
     try:
-        write_whole({out: render_report(runs, hidden).encode()})
+        write_whole({out: render_report(runs).encode()})
     except OSError as error:
         hint = hint_for(error, "check its folder")
         raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
     return tuple(f"{run.name}: {line}" for run in runs for line in run.unread)
 
 
-def write_own_report(folder: Path, root: Path, ran_s: float = 0.0, hidden: Collection[str] = ()) -> str:
+def write_own_report(folder: Path, root: Path, ran_s: float = 0.0) -> str:
     """Write the report of a run into its folder, at its end; return why that was not done, or "".
 
     The longer the run took, the longer reading its logs may take. It never fails the run: whatever goes
@@ -39,7 +39,7 @@ def write_own_report(folder: Path, root: Path, ran_s: float = 0.0, hidden: Colle
         size_bytes = sum(path.stat().st_size for path in (folder / "logs").glob("*.log"))
         if size_bytes > max(_MOST_LOG_BYTES, _LOG_BYTES_PER_S * ran_s):
             return f"its logs are large; write it with `caffe-recipes report {folder.name} -o report.html`"
-        write_report([str(folder)], folder / REPORT, str(root), hidden)
+        write_report([str(folder)], folder / REPORT, str(root))
     except Exception as error:
         return describe_setback(error)
     return ""

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,19 @@ class Page:
         text = {"text": key} if len(key) == 1 else {}
         self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def touch(self, start: Sequence[tuple[float, float]], end: Sequence[tuple[float, float]]) -> None:
+        """Move fingers on the screen, in three steps."""
+        self.send("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=len(start))
+        for step in range(4):
+            points = [
+                {"x": x + (to_x - x) * step / 3, "y": y + (to_y - y) * step / 3, "id": number}
+                for number, ((x, y), (to_x, to_y)) in enumerate(zip(start, end, strict=True))
+            ]
+            kind = "touchMove" if step else "touchStart"
+            self.send("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+        self.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.send("Emulation.setTouchEmulationEnabled", enabled=False)
 
     def prefer(self, scheme: str) -> None:
         """Prefer light or dark colours, as the desktop would."""

@@ -6,7 +6,7 @@ import pytest
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.report.contents import load_contents
-from tests.run.recorded_run import LOG, WHOLE, append_events, failed, launched, started, write_run
+from tests.run.recorded_run import LOG, WHOLE, append_events, failed, finished, launched, started, write_run
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -25,6 +25,16 @@ def test_a_finished_run_has_its_phases_its_curve_and_its_origins(place: Place) -
     kinds = {origin.what for origin in run.origins}
     assert {"recipe", "file", "snapshot", "file of the run", "version"} <= kinds
     assert "name: small" in run.recipe_yaml
+
+
+def test_a_phase_has_its_images_per_s_by_host_of_its_last_launch(place: Place) -> None:
+    events = (
+        *(started(), launched(hosts=["a", "b"]), launched("init", 2, hosts=["a", "c", "d"])),
+        *(finished("init"), launched("cyc1")),
+    )
+    folder = write_run(place.root, place.recipe, *events, log=LOG)
+    phases = load_contents(str(folder), str(place.root)).phases
+    assert [one.images_per_s_by_host for one in phases] == [411.5, None, None]
 
 
 def test_a_failed_run_says_what_failed_and_explains_its_log(place: Place) -> None:

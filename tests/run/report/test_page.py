@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.run.hidden_texts import digest_texts
+from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.report.contents import load_contents
 from caffe_recipes.run.report.page import render_report
 from tests.run.recorded_run import LOG, append_events, failed, finished, launched, started, write_run
@@ -77,9 +79,11 @@ def test_the_policy_allows_only_the_style_and_script_of_the_page(place: Place) -
 
 def test_secrets_are_left_out_of_text_and_data(place: Place) -> None:
     secret = "hunter2&<secret>"
-    events = (started(), launched(hosts=["a", secret]), failed("init", f"died with TOKEN={secret}"))
-    folder = write_run(place.root, place.recipe, *events, log=LOG)
-    page = render_report([load_contents(str(folder), str(place.root))], hidden=[secret])
+    folder = write_run(place.root, place.recipe, log=LOG)
+    digests = digest_texts([secret], load_journal(folder / "journal.jsonl").id)
+    reason = f"died with TOKEN={secret}"
+    append_events(folder, started(hidden=digests), launched(hosts=["a", secret]), failed("init", reason))
+    page = render_report([load_contents(str(folder), str(place.root))])
     assert "hunter2" not in page
     assert "TOKEN=(hidden)" in page
 

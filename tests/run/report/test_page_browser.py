@@ -36,6 +36,7 @@ def test_a_browser_draws_every_chart_and_obeys_keys(place: Place, tmp_path: Path
             assert page.ask("document.documentElement.scrollWidth") <= width
             assert HOSTILE in page.ask("document.body.innerText")
             check_keys(page)
+            check_touch(page)
         check_colours(page)
         assert page.messages == []
         assert {url for url in page.requests if not url.startswith("about:")} == {out.as_uri()}
@@ -64,6 +65,24 @@ def check_keys(page: Page) -> None:
     page.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r")
     page.send("Input.dispatchKeyEvent", type="keyUp", key="Enter")
     assert page.ask("document.querySelector('[data-axis=iterations]').ariaPressed") == "true"
+
+
+def check_touch(page: Page) -> None:
+    """Zoom the first chart with two fingers, and move what it shows with one."""
+    chart = "document.querySelector('[data-chart] svg')"
+    page.ask(f"{chart}.scrollIntoView({{block: 'center'}})")
+    left, y, width = page.ask(f"(({{x, y, width}}) => [x, y + 90, width])({chart}.getBoundingClientRect())")
+    ticks = f"{chart}.textContent"
+    whole = page.ask(ticks)
+    page.touch(
+        [(left + 0.5 * width, y), (left + 0.6 * width, y)], [(left + 0.3 * width, y), (left + 0.8 * width, y)]
+    )
+    zoomed = page.ask(ticks)
+    page.touch([(left + 0.7 * width, y)], [(left + 0.4 * width, y)])
+    assert len({whole, zoomed, page.ask(ticks)}) == 3
+    page.ask(f"{chart}.focus()")
+    page.press("Escape")
+    assert page.ask(ticks) == whole
 
 
 def check_colours(page: Page) -> None:

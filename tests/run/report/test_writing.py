@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from caffe_recipes.run.report.writing import REPORT, write_own_report
-from tests.run.recorded_run import LOG, launched, started, write_run
+from caffe_recipes.run.report.writing import REPORT, write_own_report, write_report
+from tests.run.recorded_run import LOG, append_events, failed, launched, started, write_run
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -14,6 +14,20 @@ def test_a_run_writes_its_report_at_its_end(place: Place) -> None:
     folder = place.root / "runs" / "small-1"
     assert "<dd>finished" in (folder / REPORT).read_text()
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_a_later_report_leaves_out_the_environment_of_a_profile_that_has_changed_since(place: Place) -> None:
+    profile = place.root / "mine.yaml"
+    profile.write_text("name: mine\ntitle: mine\nlauncher: {environment: {TOKEN: hunter2-hunter3}}\n")
+    place.run(profile=str(profile))
+    profile.unlink()
+    folder = place.root / "runs" / "small-1"
+    append_events(folder, failed("init", "could not log in with hunter2-hunter3"))
+    write_report([str(folder)], place.root / "later.html", str(place.root))
+    later = (place.root / "later.html").read_text()
+    assert "hunter2" not in later
+    assert "could not log in with (hidden)" in later
+    assert "hunter3" not in (folder / "journal.jsonl").read_text().partition("could not log in")[0]
 
 
 def test_what_goes_wrong_is_returned_and_not_raised(place: Place) -> None:
