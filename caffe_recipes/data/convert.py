@@ -26,6 +26,8 @@ from caffe_recipes.caffe.image_headers import describe_scans
 from caffe_recipes.data.images import ConversionSettings, Picture, picture_reader
 from caffe_recipes.limits import limit
 
+cv2.utils.logging.setLogLevel(0)  # our errors say what is wrong with an image, in one line
+
 _MAX_BYTES = 2**31 - 1 - 64  # protobuf's limit for a message, less the Datum's other fields
 _TOO_MUCH = f"more than a Datum can hold ({_MAX_BYTES / 1e9:.1f} GB)"
 

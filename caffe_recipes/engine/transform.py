@@ -45,6 +45,7 @@ _SUPPORTED = frozenset(
 )
 
 cv2.setNumThreads(1)  # ranks already use all cores
+cv2.utils.logging.setLogLevel(0)  # our errors say what is wrong with an image, in one line
 
 
 def match_caffe_opencv() -> None:

@@ -106,8 +106,16 @@ def find_named(text: str) -> Named | None:
     return None
 
 
-def require_named(text: str, kinds: Collection[GivenKind], wanted: str) -> Named:
+_OR_RUN = (
+    "recipe, file, folder or run",
+    "`caffe-recipes recipes` lists the recipes, and `caffe-recipes runs` the runs",
+)
+
+
+def require_named(text: str, kinds: Collection[GivenKind], wanted: str, *, takes_runs: bool = False) -> Named:
     """Resolve an argument that must be of one of these kinds; `wanted` is what to give otherwise.
+
+    If the command `takes_runs`, an error for an unknown name mentions them.
 
     Raises InputError if nothing has that name, or if it is of another kind.
 
@@ -117,7 +125,7 @@ def require_named(text: str, kinds: Collection[GivenKind], wanted: str) -> Named
     """
     named = find_named(text)
     if named is None:
-        raise nothing_named(text)
+        raise nothing_named(text, *(_OR_RUN if takes_runs else ()))
     if named.kind not in kinds:
         what = "a recipe's net" if named.kind == "net" else f"a {named.kind}"
         raise InputError(text, f"is {what}", f"give {wanted}")

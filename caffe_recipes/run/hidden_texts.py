@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 HIDDEN = "(hidden)"
 # A shorter text is no secret, and would hide parts of words.
@@ -16,13 +17,18 @@ _MOST_LENGTHS = 200  # each takes a pass over all texts, and a journal may hold 
 
 
 def digest_texts(texts: Iterable[str], salt: str) -> tuple[str, ...]:
-    """Return the length and the digest of each text that is to be hidden.
+    """Return the length, the checksum and the digest of each text that is to be hidden.
 
     >>> digest_texts(["hunter2", "no"], "0123")
-    ('7:aa6de192f47c1b1349f2b9b976d65918',)
+    ('7:200:aa6de192f47c1b1349f2b9b976d65918',)
     """
     kept = sorted({text for text in texts if len(text) >= _SHORTEST})
-    return tuple(f"{len(text)}:{_digest(text, salt).hex()}" for text in kept)
+    return tuple(f"{len(text)}:{_checksum(map(ord, text))}:{_digest(text, salt).hex()}" for text in kept)
+
+
+def _checksum(codes: Iterable[int]) -> int:
+    """Return a sum that is quick to compute at each place of a text, where a digest is not."""
+    return sum(codes) % 256
 
 
 def _digest(text: str, salt: str) -> bytes:
@@ -35,19 +41,17 @@ class TextHider:
     """Leaves out of values the texts whose digests runs keep, by the salt of each."""
 
     digests: Mapping[str, Sequence[str]]
-    _known: list[tuple[int, str, frozenset[bytes]]] = field(init=False)
+    _known: list[tuple[int, str, dict[int, set[bytes]]]] = field(init=False)
     _done: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Order the digests by length, the longest first; one that is damaged is ignored."""
-        found: dict[tuple[int, str], set[bytes]] = {}
+        found: dict[tuple[int, str], dict[int, set[bytes]]] = {}
         for salt, digests in self.digests.items():
-            for length, digest in map(_parse, digests):
+            for length, checksum, digest in map(_parse, digests):
                 if length >= _SHORTEST:
-                    found.setdefault((length, salt), set()).add(digest)
-        self._known = [
-            (*each, frozenset(found[each])) for each in sorted(found, reverse=True)[:_MOST_LENGTHS]
-        ]
+                    found.setdefault((length, salt), {}).setdefault(checksum, set()).add(digest)
+        self._known = [(*each, found[each]) for each in sorted(found, reverse=True)[:_MOST_LENGTHS]]
 
     def hide(self, value: object) -> object:
         """Return a value, or a tree of lists and mappings, without the texts."""
@@ -61,19 +65,25 @@ class TextHider:
 
     def _hide_text(self, text: str) -> str:
         for length, salt, digests in self._known:
-            at = 0
-            while at + length <= len(text):
-                if _digest(text[at : at + length], salt) in digests:
-                    text = text[:at] + HIDDEN + text[at + length :]
-                    at += len(HIDDEN)
-                else:
-                    at += 1
+            sums = [0, *accumulate(map(ord, text))]
+            likely = [
+                at
+                for at, (first, last) in enumerate(zip(sums, sums[length:], strict=False))
+                if (last - first) % 256 in digests
+            ]
+            parts, end = [], 0
+            for at in likely:
+                part = text[at : at + length]
+                if at >= end and _digest(part, salt) in digests[_checksum(map(ord, part))]:
+                    parts += [text[end:at], HIDDEN]
+                    end = at + length
+            text = "".join([*parts, text[end:]])
         return text
 
 
-def _parse(digest: str) -> tuple[int, bytes]:
-    length, _, digits = digest.partition(":")
+def _parse(digest: str) -> tuple[int, int, bytes]:
     try:
-        return int(length), bytes.fromhex(digits)
+        length, checksum, digits = digest.split(":")
+        return int(length), int(checksum), bytes.fromhex(digits)
     except ValueError:
-        return 0, b""
+        return 0, 0, b""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 
 from caffe_recipes.caffe.model_folder import ModelDescription, describe_transform
 from tests.cli.command_line import call_main
@@ -39,6 +40,18 @@ def test_a_file_that_is_not_an_image_and_a_folder_without_a_model_are_one_line(t
     for words in (("classify", ".", "x.png"), ("classify", "nope", "x.png")):
         done = call_main(*words, cwd=tmp_path)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+def test_of_a_truncated_image_only_our_line_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_model(tmp_path)
+    for suffix in (".png", ".bmp", ".tiff"):
+        data = cv2.imencode(suffix, np.zeros((4, 4, 3), np.uint8))[1].tobytes()
+        (tmp_path / f"x{suffix}").write_bytes(data[: len(data) * 3 // 4])
+        done = call_main("classify", ".", f"x{suffix}", cwd=tmp_path)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert capfd.readouterr().err == ""
 
 
 def test_loose_files_are_resized_and_named(tmp_path: Path) -> None:

@@ -269,8 +269,8 @@ def test_old_layers_equal_their_upgraded_form(here: Path) -> None:
         (["a.prototxt", "a.prototxt", "--max-bytes", "9"], "is over 9 bytes"),
         (["a.prototxt"], "nothing to compare 'a.prototxt' with"),
         (["a.prototxt", "a.prototxt", "more"], "unexpected argument 'more'"),
-        (["nothing", "a.prototxt"], "'nothing' is not a file, folder, recipe or revision"),
-        (["a" * 5000, "a.prototxt"], "is not a file, folder, recipe or revision"),
+        (["nothing", "a.prototxt"], "'nothing' is not a file, folder, recipe, run or revision"),
+        (["a" * 5000, "a.prototxt"], "is not a file, folder, recipe, run or revision"),
         (["a.prototxt", "a.prototxt", "--images", "9"], "--images and --ranks must be given together"),
         (["a.prototxt", "a.prototxt", "--images", "9", "--ranks", "1,2,3"], "is not a number of ranks"),
         ([], "Missing argument 'A'"),
@@ -511,7 +511,7 @@ def test_a_folder_with_only_new_files_is_not_called_a_file(
 @needs_git
 def test_a_repository_without_commits_is_named_as_the_reason(here: Path) -> None:
     git("init", "-q", "-b", "main")
-    what = "'HEAD' is not a file, folder, recipe or revision"
+    what = "'HEAD' is not a file, folder, recipe, run or revision"
     assert call("HEAD") == (2, f"{what}; revisions: the current branch has no commits yet")
 
 

@@ -36,14 +36,16 @@ def test_a_log_that_cannot_be_read_is_one_line_and_exit_2(root: Path) -> None:
     assert done.stderr == "Error: runs: no run or recipe is named 'smal'; did you mean 'small-1'?\n"
 
 
-def test_an_unknown_name_is_refused_with_the_latest_runs(root: Path) -> None:
+def test_an_unknown_name_is_refused_with_the_runs_or_of_many_the_latest(root: Path) -> None:
+    what, hint = "no run or recipe is named 'x'", "or give the folder that contains `runs` with --caffe-root"
+    assert f"{what}; the only run is small-1; {hint}\n" in call(root, "x").stderr
     for number in (9, 10):
         shutil.copytree(root / "runs/small-1", root / f"runs/other-{number}")
-    done = call(root, "x")
-    assert (
-        "no run or recipe is named 'x'; the latest runs are other-10, small-1; or give the folder"
-        in done.stderr
-    )
+    assert f"{what}; the runs are other-9, other-10 and small-1; {hint}\n" in call(root, "x").stderr
+    for number in (2, 3, 11):
+        shutil.copytree(root / "runs/small-1", root / f"runs/small-{number}")
+    latest = "there are 6 runs, the latest of each recipe: other-10, small-11"
+    assert f"{what}; {latest}; {hint}\n" in call(root, "x").stderr
 
 
 @pytest.mark.parametrize("words", [(), ("-f",)])

@@ -114,7 +114,7 @@ def _classify(text: str) -> Spec:
         if not why and find_object("HEAD") is None:
             why = "the current branch has no commits yet"
         hint = f"revisions: {why}" if why else ""
-        raise nothing_named(text, "file, folder, recipe or revision", hint)
+        raise nothing_named(text, "file, folder, recipe, run or revision", hint)
     oid, kind_of_object = found
     if kind_of_object == "blob":
         return Spec(text, "recipe" if text.endswith(RECIPE_SUFFIXES) else "file", oid)

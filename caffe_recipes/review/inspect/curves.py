@@ -277,8 +277,12 @@ def check_axis(curves: Sequence[TrainingCurve], axis: XAxis) -> None:
 
 
 def is_test_loss(key: Key) -> bool:
-    """Return whether an output is the loss of a TEST net."""
-    return key[0] == "test" and key[2].lower().endswith("loss")
+    """Return whether an output is the loss of a TEST net.
+
+    >>> is_test_loss(("test", 0, "loss3/loss3")), is_test_loss(("test", 0, "loss3/top-1"))
+    (True, False)
+    """
+    return key[0] == "test" and key[2].lower().rstrip("0123456789").endswith("loss")
 
 
 def is_top1(key: Key) -> bool:

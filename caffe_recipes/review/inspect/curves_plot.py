@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from caffe_recipes.caffe.measurements import is_top5
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.curves import (
     LOSS_KEY,
@@ -31,6 +32,11 @@ _MOST_LETTERS = 36
 _RIGHT_IN, _LEFT_IN, _TOP_IN, _BOTTOM_IN, _GAP_IN = 0.12, 0.8, 0.28, 0.42, 0.14
 _FAINT = 0.28
 _GREY = "0.45"
+_DOTS: dict[str, Any] = {"linewidth": 1.2, "marker": "o", "markersize": 2.2}
+_TRIANGLES: dict[str, Any] = {
+    **{"linewidth": 0.7, "marker": "^", "markersize": 2.8},
+    **{"markerfacecolor": "white", "markeredgewidth": 0.6},
+}
 
 
 def render_curves(curves: Sequence[TrainingCurve], axis: XAxis, kind: str, *, log: bool = False) -> bytes:
@@ -51,8 +57,12 @@ def render_curves(curves: Sequence[TrainingCurve], axis: XAxis, kind: str, *, lo
 def _has(curve: TrainingCurve, panel: str) -> bool:
     keys = curve.measured()
     if panel == "accuracy":
-        return any(map(is_top1, keys))
+        return any(map(_is_accuracy, keys))
     return LOSS_KEY in keys or any(map(is_test_loss, keys)) if panel == "loss" else RATE_KEY in keys
+
+
+def _is_accuracy(key: Key) -> bool:
+    return is_top1(key) or is_top5(key[2])
 
 
 def _draw(curves: Sequence[TrainingCurve], axis: XAxis, panels: Sequence[str], *, log: bool) -> Figure:
@@ -95,7 +105,8 @@ def _draw_panel(axes: Axes, curve: TrainingCurve, axis: XAxis, index: int, panel
     style = line_style(index)
     end: End | None = None
     if panel == "accuracy":
-        for key in sorted(filter(is_top1, curve.measured()), key=lambda key: key[0] == "test"):
+        keys = filter(_is_accuracy, curve.measured())
+        for key in sorted(keys, key=lambda key: (is_top1(key), key[0] == "test")):  # the last has the name
             end = _draw_accuracy(axes, curve, axis, index, key) or end
     elif panel == "learning rate":
         for piece in curve.pieces:
@@ -129,13 +140,15 @@ def _tested(curve: TrainingCurve, key: Key, axis: XAxis) -> tuple[list[float], l
 
 
 def _draw_accuracy(axes: Axes, curve: TrainingCurve, axis: XAxis, index: int, key: Key) -> End | None:
-    style = line_style(index)
     xs, values = curve.points(key, axis)
+    style, of_top5 = line_style(index), _TRIANGLES if is_top5(key[2]) else {}
     if key[0] == "test":
-        axes.plot(xs, values, **style, linewidth=1.2, marker="o", markersize=2.2)
-    else:
+        axes.plot(xs, values, **{**style, **(of_top5 or _DOTS)})
+        return (index, xs[-1], values[-1]) if xs else None
+    if not of_top5:
         axes.plot(xs, values, color=style["color"], linewidth=0.6, alpha=_FAINT)
-        axes.plot(xs, running_means(values), color=style["color"], linewidth=0.8, linestyle=":")
+    smoothed = {"color": style["color"], "linestyle": ":", "linewidth": 0.8, "markevery": 0.1}
+    axes.plot(xs, running_means(values), **{**smoothed, **of_top5})
     return (index, xs[-1], values[-1]) if xs else None
 
 
@@ -256,11 +269,17 @@ def _write_key(axes: Axes, curves: Sequence[TrainingCurve], panel: str) -> None:
     keys = [key for curve in curves for key in curve.measured()]
     if panel == "loss" and any(map(is_test_loss, keys)):
         text, y, side = "line: training, smoothed; circles: test", 0.97, "top"
-    elif panel == "accuracy" and any(is_top1(key) and key[0] == "train" for key in keys):
-        text, y, side = "line: test; dots: training, smoothed", 0.04, "bottom"
+    elif panel == "accuracy":
+        is_trained = any(_is_accuracy(key) and key[0] == "train" for key in keys)
+        parts = ["line: test; dots: training, smoothed"] if is_trained else []
+        parts += ["with triangles: top-5"] if any(is_top5(key[2]) for key in keys) else []
+        text, y, side = "; ".join(parts), 0.04, "bottom"
     else:
         return
-    axes.text(0.99, y, text, transform=axes.transAxes, fontsize=6.5, color=_GREY, ha="right", va=side)
+    axes.text(
+        0.99, y, text, transform=axes.transAxes, fontsize=6.5, color=_GREY, ha="right", va=side, zorder=6,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
+    )  # fmt: skip
 
 
 def _shorten(name: str) -> str:

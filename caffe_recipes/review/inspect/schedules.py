@@ -133,7 +133,8 @@ def load_schedules(
     """
     from caffe_recipes.recipe.source import load_recipe  # YAML
 
-    named = [require_named(name, ["recipe", "file"], "a recipe or a solver file") for name in names]
+    wanted = "a recipe or a solver file"
+    named = [require_named(name, ["recipe", "file"], wanted, takes_runs=True) for name in names]
     recipes = [one.path for one in named if one.kind == "recipe"]
     files = [one.path for one in named if one.kind == "file"]
     if recipes and files and not epochs_per_iter:

@@ -29,7 +29,7 @@ from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, parse_run_name, sort_runs, thaw_recipe
 from caffe_recipes.run.journal import JOURNAL
 from caffe_recipes.trust import is_own_file
-from caffe_recipes.wording import did_you_mean
+from caffe_recipes.wording import describe_count, did_you_mean, join_names, plural
 
 
 @dataclass(frozen=True)
@@ -322,12 +322,18 @@ def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> s
 
 
 def _describe_runs(names: Sequence[str]) -> str:
-    """Return a hint with the latest run of a few recipes."""
-    latest = dict(sorted(run for name in names if (run := parse_run_name(name))))
-    shown = [f"{recipe}-{number}" for recipe, number in latest.items()][:_FEW_RUNS]
-    more = ", ..." if len(latest) > _FEW_RUNS else ""
+    """Return a hint with all runs if they are few, else with their number and the latest of a few recipes."""
     hint = "give the folder that contains `runs` with --caffe-root"
-    return f"the latest runs are {', '.join(shown)}{more}; or {hint}" if shown else hint
+    runs = sorted(run for name in names if (run := parse_run_name(name)))
+    if not runs:
+        return hint
+    if len(runs) <= _FEW_RUNS:
+        every = join_names([f"{recipe}-{number}" for recipe, number in runs])
+        return f"the {plural(len(runs), 'only run is', 'runs are')} {every}; or {hint}"
+    latest = [f"{recipe}-{number}" for recipe, number in dict(runs).items()]
+    more = ", ..." if len(latest) > _FEW_RUNS else ""
+    shown = f"{', '.join(latest[:_FEW_RUNS])}{more}"
+    return f"there are {describe_count(len(runs), 'run')}, the latest of each recipe: {shown}; or {hint}"
 
 
 def _first_error(error: Exception) -> str:

@@ -78,7 +78,7 @@ def judge_launches(view: NodeView) -> list[HostProblem]:
                 pids = describe_names([str(owner.pid) for owner in found])
                 what += f", {plural(len(found), 'process', 'processes')} {pids}"
             what += ")"
-            owned = f"the processes with {LAUNCH_VARIABLE}={name} in their environment"
+            owned = f"the processes with {LAUNCH_VARIABLE}={name} in their environment, if they are yours"
             hint = f"wait until it ends, or kill {owned}"
             hint += "; until then both launches are slower" if facts.host in local else ""
             problems.append(HostProblem(facts.host, what, hint, fails=facts.host not in local))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from caffe_recipes.caffe.measurements import is_top5
 from caffe_recipes.review.inspect.curves import (
     LOSS_KEY,
     RATE_KEY,
@@ -153,8 +154,7 @@ def _loss_series(curve: TrainingCurve, run: int) -> Iterator[dict[str, object]]:
 
 def _accuracy_series(curve: TrainingCurve, run: int) -> Iterator[dict[str, object]]:
     for key in curve.measured():
-        is_top5 = key[2].lower().endswith(("top-5", "top5"))
-        if is_top1(key) or is_top5:
+        if is_top1(key) or is_top5(key[2]):
             kind = "dots" if key[0] == "test" else "line"
             yield _series(run, f"{key[0]} {key[2]}", _points_of(curve, key), kind=kind)
 

@@ -42,6 +42,27 @@ def test_panels_names_and_published_results_are_drawn(tmp_path: Path) -> None:
     assert texts == render_curves([one, curve(tmp_path, "two.log")], "iterations", "svg").decode()
 
 
+@pytest.mark.parametrize("phase", ["Test", "Train"])
+def test_top5_is_drawn_beside_top1(tmp_path: Path, phase: str) -> None:
+    log = tmp_path / "x.log"
+    head = "I1120 11:49:33.000000  7 s.cpp:1] "
+    start = "Testing net (#0)" if phase == "Test" else "loss = 2"
+    outputs = [f"{head}    {phase} net output #{at}: loss3/top-{at} = 0.{at}\n" for at in (1, 5)]
+    pictures = []
+    for shown in (outputs[:1], outputs[1:], outputs):
+        lines = (f"{head}Iteration {at}, {start}\n{''.join(shown)}" for at in range(9))
+        log.write_text("".join(lines))
+        pictures.append(render_curves(load_log_curves(log, None), "iterations", "svg").decode())
+    key = "with triangles: top-5 -->"
+    assert [key in picture for picture in pictures] == [False, True, True]
+    assert ["line: test; dots: training, smoothed" in picture for picture in pictures] == [
+        phase == "Train"
+    ] * 3
+    drawn = [picture.count('<path d="M ') for picture in pictures]
+    assert drawn[2] > max(drawn[:2])
+    assert all(picture.count("<!-- x.log -->") for picture in pictures)
+
+
 @pytest.mark.parametrize("kind", ["png", "pdf"])
 def test_pictures_have_their_format(tmp_path: Path, kind: str) -> None:
     starts = {"png": b"\x89PNG", "pdf": b"%PDF"}

@@ -169,7 +169,7 @@ def test_solvers_without_epochs_are_not_drawn_beside_recipes(write: Write) -> No
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("digits-lokal", "'digits-lokal' is not a recipe, file or folder; did you mean 'digits-local'?"),
+        ("digits-lokal", "'digits-lokal' is not a recipe, file, folder or run; did you mean 'digits-local'?"),
         ("solver_a.pt", "solver_a.pt: no such file; did you mean 'solver_b.pt'?"),
         (".", ".: is a folder; give a recipe or a solver file"),
         ("digits-local:train_val", "digits-local:train_val: is a recipe's net; give a recipe or"),

@@ -47,9 +47,13 @@ def draw_screen(
 
 def _title(contents: ScreenContents, width: int) -> Text:
     left = Text.assemble((contents.name, "bold"), "  ", contents.doing)
-    times = [] if contents.ran_s is None else [f"{write_clock(contents.ran_s)} since the start"]
-    times += [] if contents.left_s is None else [f"{write_clock(contents.left_s)} left"]
-    return _justify(left, Text(", ".join(times)), width)
+    ran = "" if contents.ran_s is None else f"{write_clock(contents.ran_s)} since the start"
+    remaining = "" if contents.left_s is None else f"{write_clock(contents.left_s)} left"
+    times = ", ".join(filter(None, (ran, remaining)))
+    if remaining and cell_len(left.plain) + 2 + cell_len(times) > width:
+        times = remaining
+        left = _cut(left, max(0, width - 2 - cell_len(times)))
+    return _justify(left, Text(times), width)
 
 
 def _phase_lines(contents: ScreenContents, width: int, most: int, *, can_draw: bool) -> list[Text]:
@@ -67,19 +71,31 @@ def _phase_lines(contents: ScreenContents, width: int, most: int, *, can_draw: b
 
 
 def _phase_line(row: PhaseRow, name_width: int, width: int, *, can_draw: bool) -> Text:
-    parts = [f"{row.word:8}", f"{row.iteration:,}/{row.last_iter:,}"]
-    parts += [] if row.loss is None else [f"loss {write_loss(row.loss)}"]
-    parts += [f"{row.images_per_s:,.0f} images/s"] if row.images_per_s and width >= 100 else []
-    parts += [f"{write_clock(row.left_s)} left"] if row.left_s and row.word != "finished" else []
+    word, loss = f"{row.word:8}", "" if row.loss is None else f"loss {write_loss(row.loss)}"
+    speed = f"{row.images_per_s:,.0f} images/s" if row.images_per_s and width >= 100 else ""
+    remaining = f"{write_clock(row.left_s)} left" if row.left_s and row.word != "finished" else ""
+    done = f"{row.iteration:,}/{row.last_iter:,}"
+    parts = [word, done, loss, speed, remaining]
+    for part in (word, loss, done):  # a narrow terminal keeps the time left
+        if remaining and len(_join(parts)) > width - name_width - _bar_length(width) - 9:
+            parts.remove(part)
     share = row.iteration / row.last_iter if row.last_iter else 0.0
     colour = _COLOURS.get(row.word, "dim")
-    return _bar_line(row.name, name_width, share, "  ".join(parts), colour, width, can_draw=can_draw)
+    return _bar_line(row.name, name_width, share, _join(parts), colour, width, can_draw=can_draw)
+
+
+def _join(parts: Sequence[str]) -> str:
+    return "  ".join(filter(None, parts))
+
+
+def _bar_length(width: int) -> int:
+    return max(6, min(40, width // 5))
 
 
 def _bar_line(
     name: str, name_width: int, share: float, text: str, colour: str, width: int, *, can_draw: bool
 ) -> Text:
-    length = max(6, min(40, width // 5))
+    length = _bar_length(width)
     done = math.floor(length * min(1.0, max(0.0, share)))
     full, empty = ("━", "─") if can_draw else ("#", "-")
     name = _cut(Text(name), name_width).plain

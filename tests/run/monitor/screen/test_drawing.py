@@ -51,7 +51,7 @@ def test_the_screen_fills_the_terminal_and_nothing_leaves_it(width: int, height:
 
 def test_a_screen_of_80_by_24_shows_phases_chain_speed_test_hosts_and_curves() -> None:
     drawn = draw(CONTENTS)
-    assert drawn[0] == "runs/stampede2-64n-72ep-1  cyc1, phase 2 of 5"
+    assert drawn[0] == f"{'runs/stampede2-64n-72ep-1  cyc1, phase 2 of 5':67} 2:53:20 left"
     assert [line.split()[0] for line in drawn[1:7]] == ["init", "cyc1", "cyc2", "cyc3", "collapse", "chain"]
     assert drawn[2].endswith("32%  training  1,200/3,750  loss 1.900  26:40 left")
     assert drawn[6].endswith("39%  epoch 28.8 of 72.3")
@@ -67,6 +67,14 @@ def test_a_wide_terminal_has_the_times_in_its_first_line() -> None:
     first = draw(CONTENTS, 120, 40)[0]
     assert first.endswith("1:06:40 since the start, 2:53:20 left")
     assert len(first) == 120
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_keeps_the_times_left(width: int) -> None:
+    drawn = draw(CONTENTS, width)
+    assert drawn[0].startswith("runs/stampede2-64n")
+    assert [line.split()[-2:] for line in (drawn[0], drawn[2])] == [["2:53:20", "left"], ["26:40", "left"]]
+    assert ("loss" in drawn[2], "1,200/3,750" in drawn[2]) == (width >= 80, width >= 60)
 
 
 def test_hosts_that_are_late_or_were_blamed_have_their_own_signs_and_are_named() -> None:
