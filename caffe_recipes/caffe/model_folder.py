@@ -102,4 +102,6 @@ def find_model(given: str, root: Path) -> Path:
     for folder in (Path(given), Path(given) / "model", root / "runs" / given / "model"):
         if (folder / DESCRIPTION).is_file():
             return folder
-    raise InputError(given, "is not a model, nor a run that has one", "a finished run has model/model.json")
+    is_file = Path(given).suffix in (".caffemodel", ".h5", ".prototxt")
+    hint = "give both files as --net and --weights" if is_file else "a finished run has model/model.json"
+    raise InputError(given, "is not a model, nor a run that has one", hint)

@@ -6,11 +6,13 @@ subtracted, as Caffe's classification example does (BVLC Caffe, examples/cpp_cla
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.model_folder import (
@@ -30,7 +32,7 @@ _NUMBERS = re.compile(r"-?[0-9.]+(,-?[0-9.]+)*")
 
 @dataclass(frozen=True)
 class LooseFiles:
-    """The files of a model that no run has described; `mean` is a file, or numbers such as 104,117,123."""
+    """The files of a model that no run has described; `mean` is a file (of Caffe, or .npy), or numbers."""
 
     net: Path | None = None
     weights: Path | None = None
@@ -82,10 +84,40 @@ def _mean_values(mean: str | None) -> Sequence[float]:
             return [float(number) for number in mean.split(",")]
         except ValueError:
             raise InputError("--mean", f"'{mean}' has a number that is none", "write 104,117,123") from None
-    blob = load_mean(mean)
-    channels, *sides = mean_shape(blob)
-    values, size = blob_values(blob), math.prod(sides)
+    if mean.endswith(".npy"):
+        (channels, *sides), values = _load_npy(Path(mean))
+    else:
+        blob = load_mean(mean)
+        (channels, *sides), values = mean_shape(blob), blob_values(blob)
+    size = math.prod(sides)
     return [math.fsum(values[index * size : (index + 1) * size]) / size for index in range(channels)]
+
+
+def _load_npy(path: Path) -> tuple[tuple[int, ...], Sequence[float]]:
+    """Return the shape and values of a mean saved by numpy for pycaffe: (channels, ...), unlike an image.
+
+    Raises DataError. Nothing is unpickled, and the header is believed only as far as the file is long.
+    """
+    import numpy as np
+    from numpy.lib import format as npy
+
+    data = load_within(path, "record-bytes", DataError, "give the path to a mean file")
+    file = io.BytesIO(data)
+    try:
+        is_first = npy.read_magic(file) == (1, 0)
+        read_header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+        shape, is_column_major, dtype = read_header(file)
+    except (ValueError, SyntaxError, TokenError, RecursionError, MemoryError):
+        hint = "give a mean file, or numbers such as 104,117,123"
+        raise DataError(path, "is not an array of numpy", hint) from None
+    is_whole = dtype.kind in "fiu" and math.prod(shape) * dtype.itemsize == len(data) - file.tell()
+    if not is_whole or shape[:1] not in ((1,), (3,)) or 0 in shape:
+        what = f"holds {dtype} values of shape {shape}, not those of 1 or 3 channels, which come first"
+        raise DataError(path, what, "save it as an array of shape (3, height, width) or (3,)")
+    stored = np.frombuffer(data, dtype, offset=file.tell()).astype(float)
+    if not np.isfinite(stored).all():
+        raise DataError(path, "has values that are not finite", "make it again")
+    return shape, stored.reshape(shape, order="F" if is_column_major else "C").ravel().tolist()
 
 
 def _load_names(path: Path) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ _OPTIONS = (
         "--mean",
         metavar="FILE|B,G,R",
         type=PATH_TEXT,
-        help="With --net: the mean to subtract, a mean file or e.g. 104,117,123.",
+        help="With --net: the mean to subtract: a mean file, a .npy, or e.g. 104,117,123.",
     ),
     click.option(
         "--scale", metavar="S", type=NUMBER, help="With --net: multiply pixels by S, after the mean."

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.model_folder import ModelDescription
@@ -40,6 +43,52 @@ def test_loose_files_have_the_mean_of_each_channel_and_names(tmp_path: Path) -> 
     assert list(given.mean_value) == [104, 117.5, -3]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", ">f4", "uint8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_mean_of_pycaffe_is_that_of_each_channel(
+    tmp_path: Path, dtype: str, order: Literal["C", "F"]
+) -> None:
+    image = np.arange(24, dtype=dtype).reshape(3, 2, 4)
+    for saved, means in ((image.copy(order), [3.5, 11.5, 19.5]), (image[:, 0, 0], [0, 8, 16])):
+        np.save(tmp_path / "mean.npy", saved)
+        files = LooseFiles(NET, WEIGHTS, str(tmp_path / "mean.npy"))
+        assert list(open_model(None, files, tmp_path).transform.mean_value) == means
+
+
+@pytest.mark.parametrize(
+    ("saved", "what"),
+    [
+        (np.zeros((4, 4, 3)), r"holds float64 values of shape \(4, 4, 3\)"),
+        (np.zeros((3, 0)), r"of shape \(3, 0\)"),
+        (np.array(1.0), r"of shape \(\)"),
+        (np.array(["a", "b", "c"]), "holds <U1 values"),
+        (np.array([{}, {}, {}]), "holds object values"),
+        (np.array([1, np.nan, 2]), "not finite"),
+    ],
+)
+def test_a_mean_of_another_shape_or_kind_is_refused(tmp_path: Path, saved: NDArray[Any], what: str) -> None:
+    np.save(tmp_path / "mean.npy", saved)
+    with pytest.raises(InputError, match=what):
+        open_model(None, LooseFiles(NET, WEIGHTS, str(tmp_path / "mean.npy")), tmp_path)
+
+
+def test_a_damaged_npy_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mean.npy"
+    np.save(path, np.zeros((3, 8)))
+    whole = path.read_bytes()
+    for damaged in (
+        b"",
+        whole[:9],
+        whole[:40],
+        whole[:-1],
+        whole + b"\0",
+        whole.replace(b"(3, 8)", b"(3,8e9"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"mean\.npy: (is not an array of numpy|holds float64)"):
+            open_model(None, LooseFiles(NET, WEIGHTS, str(path)), tmp_path)
+
+
 def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("\n\n")
     with pytest.raises(InputError, match=r"names\.txt: has no names; give a text file"):
@@ -50,6 +99,7 @@ def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
     ("given", "files", "where"),
     [
         (None, LooseFiles(), ""),
+        ("w.caffemodel", LooseFiles(), "w.caffemodel"),
         ("a", LooseFiles(net=NET), "--net"),
         (None, LooseFiles(weights=WEIGHTS), "--net"),
         ("a", LooseFiles(scale=2), "--net"),
