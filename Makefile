@@ -79,7 +79,7 @@ zoo: $(STAMP)
 	@test -n "$(ZOO)" || { echo "name a folder of prototxts: make zoo ZOO=DIR" >&2; exit 2; }
 	$(BIN)/python -m caffe_recipes.engine.zoo $(ZOO) $(if $(TABLE),-o $(TABLE))
 
-## pictures: redraw docs/images/; the screenshot is taken from a run of digits-local, which takes a minute
+## pictures: redraw docs/images/; the screenshot is taken from a run of digits-local, which takes one to two minutes
 pictures: $(STAMP)
 	$(BIN)/python docs/pictures.py
 

@@ -105,8 +105,8 @@ def _spans(row: list[tuple[str, str]]) -> Iterator[tuple[int, str, str]]:
         start = end
 
 
-def record_run() -> str:
-    """Train digits-local until the middle of a phase, and return the screen as SVG."""
+def record_run(curves: Path) -> str:
+    """Train digits-local, draw its curves, and return the screen in the middle of a phase as SVG."""
     screen = Screen()
     with tempfile.TemporaryDirectory() as folder:
         master, slave = pty.openpty()
@@ -126,13 +126,15 @@ def record_run() -> str:
         try:
             # A reader's machine has other folders and another name.
             _watch(master, screen, {f"{folder}/": "", f"{ROOT}/": "", f" on {gethostname()}": " on head"})
-        finally:
-            run.terminate()
             with suppress(OSError):  # it ends, and the terminal with it
                 while os.read(master, 65536):
                     pass
+        finally:
+            run.terminate()
             run.wait()
             os.close(master)
+        plot = [PROGRAM, "plot", "digits-local-1", "-o", str(curves)]
+        subprocess.run(plot, check=True, cwd=folder)
     return screen.draw()
 
 
@@ -161,11 +163,10 @@ def main() -> None:
     """Write all pictures."""
     IMAGES.mkdir(exist_ok=True)
     recipes = ("stampede2-64n-72ep", "stampede2-448n-90ep")
-    for names, picture in ((recipes[:1], "schedule.svg"), (recipes, "schedules.svg")):
-        subprocess.run([PROGRAM, "plot", *names, "-o", str(IMAGES / picture)], check=True)
+    subprocess.run([PROGRAM, "plot", *recipes, "-o", str(IMAGES / "schedules.svg")], check=True)
     graph = ["summary", "stampede2-64n-72ep:train_val", "--graph", str(IMAGES / "resnet50.svg")]
     subprocess.run([PROGRAM, *graph], check=True, stdout=subprocess.DEVNULL)
-    (IMAGES / "run.svg").write_text(record_run())
+    (IMAGES / "run.svg").write_text(record_run(IMAGES / "curves.svg"))
 
 
 if __name__ == "__main__":

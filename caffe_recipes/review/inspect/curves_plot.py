@@ -270,8 +270,9 @@ def _write_key(axes: Axes, curves: Sequence[TrainingCurve], panel: str) -> None:
     if panel == "loss" and any(map(is_test_loss, keys)):
         text, y, side = "line: training, smoothed; circles: test", 0.97, "top"
     elif panel == "accuracy":
-        is_trained = any(_is_accuracy(key) and key[0] == "train" for key in keys)
-        parts = ["line: test; dots: training, smoothed"] if is_trained else []
+        phases = {key[0] for key in keys if _is_accuracy(key)}
+        parts = ["line: test"] if "test" in phases else []
+        parts += ["dots: training, smoothed"] if "train" in phases else []
         parts += ["with triangles: top-5"] if any(is_top5(key[2]) for key in keys) else []
         text, y, side = "; ".join(parts), 0.04, "bottom"
     else:

@@ -53,11 +53,9 @@ def test_top5_is_drawn_beside_top1(tmp_path: Path, phase: str) -> None:
         lines = (f"{head}Iteration {at}, {start}\n{''.join(shown)}" for at in range(9))
         log.write_text("".join(lines))
         pictures.append(render_curves(load_log_curves(log, None), "iterations", "svg").decode())
-    key = "with triangles: top-5 -->"
-    assert [key in picture for picture in pictures] == [False, True, True]
-    assert ["line: test; dots: training, smoothed" in picture for picture in pictures] == [
-        phase == "Train"
-    ] * 3
+    key = "line: test" if phase == "Test" else "dots: training, smoothed"
+    keys = [f"<!-- {key}{more} -->" for more in ("", "; with triangles: top-5", "; with triangles: top-5")]
+    assert all(key in picture for key, picture in zip(keys, pictures, strict=True))
     drawn = [picture.count('<path d="M ') for picture in pictures]
     assert drawn[2] > max(drawn[:2])
     assert all(picture.count("<!-- x.log -->") for picture in pictures)

@@ -100,6 +100,16 @@ def test_a_page_shows_two_runs_and_what_differs_between_their_recipes(place: Pla
     assert {one["run"] for one in charts[0]["series"]} == {0, 1}
 
 
+def test_images_per_s_by_host_are_shown_where_there_are_several_hosts(place: Place) -> None:
+    pages = []
+    for number, hosts in enumerate((["a"], ["a", "b"]), 1):
+        events = (started(), launched(hosts=hosts), finished("init"))
+        folder = write_run(place.root, place.recipe, *events, log=LOG, number=number)
+        pages.append(render_report([load_contents(str(folder), str(place.root))]))
+    assert [page.count(">by host<") for page in pages] == [0, 1]
+    assert ">617.2<" in pages[1]
+
+
 def test_more_runs_than_can_be_told_apart_are_refused(place: Place) -> None:
     folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
     run = load_contents(str(folder), str(place.root))
