@@ -26,7 +26,8 @@ from caffe_recipes.authoring.adopt_files import Adopted
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.logs import LogFile, LogSummary
+from caffe_recipes.caffe.log_files import LogFile
+from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
 from caffe_recipes.cluster.hostfile import load_hostfile

@@ -12,16 +12,12 @@ without naming the net or its outputs, and some forks append to the loss how lon
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, get_args
-
-from caffe_recipes.files.bounded_reads import open_file
+from typing import Any, ClassVar, get_args
 
 
 @dataclass(frozen=True)
@@ -185,20 +181,14 @@ class Entry:
     time: datetime | None = None
 
 
-# The most of a log, and of a line, that is held in memory, even if a program floods its log.
-_PIECE_BYTES = 1 << 20
-LONGEST_LINE_BYTES = 1 << 16
 # -log of the smallest float32: what Caffe prints when every image's probability is 0.
 SATURATED_LOSS = 87.3365
 
 # The label of another rank may come first, if the rest of that rank's line never followed.
-_RANK = re.compile(
+RANK_LABEL = re.compile(
     r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): |\[[^],\s]{1,99},(\d{1,18})\]<std(?:out|err)>: ?"
 )
 _LABEL = re.compile(r"\[\d{1,18}\] ")
-# What the rest of its line overwrites, and the carriage returns before a line feed.
-_OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
-_RETURNS = re.compile(rb"(?<!\r)\r+(?=\n)")
 # What glog writes before the source line, with the label of a rank where another rank's line was torn.
 _GLOG = r"([IWEF])(\d{4})?(\d{4}) (\d\d:\d\d:\d\d)\.(\d{6}) +\d+ "
 INFO_LINE = re.compile(r"I\d{4,8} [\d:.]+ +\d+ \S+\] ")  # a line for information, without its label
@@ -207,16 +197,18 @@ _TORN = re.compile(rf"(?:\[\d{{1,18}}\] ?|(?<!\d)\d{{1,9}}: )?{_GLOG}\S+\] ")
 _MOST_COLONS = 6  # of a line that is whole, except where a name has some
 
 _COUNT = r"(\d{1,18})"
-_NUMBER = r"([-+]?(?:nan|inf|\d+(?:\.\d*)?(?:e[-+]?\d+)?))"
-_VALUE = rf"(\S+|.+) = {_NUMBER}(?: \(\* [^(\n]*\))?"  # a loss is followed by its weight and their product
-_LOSS = rf"Iteration {_COUNT}(?: \([^()\n]*\))?, (?:\S+ep, )?loss = {_NUMBER}"
+_NUMBER = r"([-+]?(?:\d++\.?\d*+(?:e[-+]?\d++|)|nan|inf))"
+# A loss is followed by its weight and their product, which have no colon unless another line has torn them.
+_WEIGHT = r"(?: \(\* [^(:\n]*\)|)"
+_VALUE = rf"(\S+|.+) = {_NUMBER}{_WEIGHT}"
+_LOSS = rf"Iteration {_COUNT}(?: \([^():\n]*\)|), (?:\S+ep, |)loss = {_NUMBER}"
 _RATE = rf"Iteration {_COUNT}, lr = {_NUMBER}"
 _TRAIN_OUTPUT = rf"Train net output #{_COUNT}: {_VALUE}"
 # Two thirds of the lines of a long log, which say nothing about a failure; the label is that of any launcher.
 ROUTINE_LINE = re.compile(
-    rf"(?:{_RANK.pattern})?{INFO_LINE.pattern} *(?:Train net output #|Iteration {_COUNT}, lr = )"
+    rf"(?:{RANK_LABEL.pattern})?{INFO_LINE.pattern} *(?:Train net output #|Iteration {_COUNT}, lr = )"
 )
-_PLACE = r"\S+ +(?:[\[(][\d.]{1,19}[\])] +)?"
+_PLACE = r"\S++ ++(?:[\[(][\d.]{1,19}[\])] ++|)"
 
 _MORE = r"(?:, .*)?"
 
@@ -277,14 +269,39 @@ def _compile() -> tuple[re.Pattern[str], list[tuple[type[LogEvent], tuple[int, .
 
 
 _EVENT_LINE, _KINDS = _compile()
-# The lines that are most of a log, in one search of a text of many lines: the rank, year, day, time and
-# microseconds, the values of a Loss, a Rate and a TrainOutput, and last any other line, for `find_event`.
-_COMMON = re.compile(
-    rf"^(?:\[(\d{{1,18}})\] )?I{_GLOG.removeprefix('([IWEF])')}{_PLACE}"
-    rf"(?:{_LOSS}|{_RATE}|{_TRAIN_OUTPUT.replace('|.+', '')})$|^(.*)$",
-    re.MULTILINE,
-)
-find_common = _COMMON.findall
+
+
+def find_displays(text: str, names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Search lines, each of which ends in a line break, for displays of a TRAIN net with these outputs.
+
+    A display is what rank 0 prints of an iteration: the loss, each output once, and the rate. Most of a long
+    log are such displays, and one search is several times as fast as `find_event` for each line. Return a
+    tuple for each display, for successive lines of other ranks with a loss, an output or a rate, and for any
+    other line. The last text of a tuple is the other line, the one before it are the lines of other ranks.
+    The texts before these are empty, or of a display: its iteration is the third; without it, they are the
+    time, the microseconds and the value of the loss, of each output and of the rate.
+    """
+    return _compile_displays(names).findall(text)
+
+
+@lru_cache(maxsize=8)
+def _compile_displays(names: tuple[str, ...]) -> re.Pattern[str]:
+    second, place = r"I(\d{4}(?:\d{4}|) \d\d:\d\d:\d\d)", rf"\.(\d{{6}}) ++\d++ {_PLACE}"
+    more = r"(?:, [^:\n]*|)"
+    lines = [
+        f"{second}{place}{_LOSS}{more}",
+        *(
+            rf"I\1{place}Train net output #{at}: {re.escape(name)} = {_NUMBER}{_WEIGHT}"
+            for at, name in enumerate(names)
+        ),
+        rf"I\1{place}Iteration \3, lr = {_NUMBER}{more}",
+    ]
+    display = "".join(rf"(?:\[0\] |){line}\n" for line in lines)
+    other = rf"\[[1-9]\d{{0,16}}\] {second}{place}(?:{_LOSS}|{_RATE}|{_TRAIN_OUTPUT.replace('|.+', '')})\n"
+    other = re.sub(r"(?<!\\)\((?=\[|\\[dS])", "(?:", other)  # without its groups
+    return re.compile(rf"{display}|((?:{other})++)|(.*)\n")
+
+
 # Fatal messages that are not written by glog: those of protobuf, glog's signal handler and caffe-torch.
 _FATAL = re.compile(r"\[libprotobuf FATAL \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
 _COMPLAINT = re.compile(r"\[libprotobuf ERROR \S+\] (.+)")
@@ -362,7 +379,7 @@ def split_rank(line: str) -> tuple[int | None, str]:
     >>> split_rank("[1,3]<stderr>:no route")
     (3, 'no route')
     """
-    match = _RANK.match(line)
+    match = RANK_LABEL.match(line)
     if not match:
         return None, line
     end = len(line)
@@ -504,71 +521,6 @@ class LogSummary:
                 self.done = True
             case StoppedEarly():
                 self.stopped_early = True
-
-
-class LogFile:
-    """A growing log, read in pieces of bounded size; `offset` is the number of bytes already read."""
-
-    def __init__(self, path: Path) -> None:
-        """Start at the beginning; the file need not exist yet."""
-        self.path = path
-        self.offset = 0
-        self._partial_line = b""  # the start of a line that is not complete yet
-
-    def unread_bytes(self) -> int:
-        """Return the number of bytes not read yet. Raises OSError if the file is unreadable."""
-        try:
-            return max(0, self.path.stat().st_size - self.offset)
-        except FileNotFoundError:
-            return 0
-
-    def read(self, most_bytes: int | None = None, *, to_end: bool = False) -> Iterator[list[str]]:
-        """Yield the new complete lines, in groups; with `to_end`, also an incomplete last line.
-
-        Only line feeds end a line. Of a line with carriage returns, as progress bars write them, what follows
-        the last one is its text, after the label of its rank.
-        At most `most_bytes` are read, and nothing that is written meanwhile, which could be endless. Lines
-        are truncated to LONGEST_LINE_BYTES. Raises OSError if the file is unreadable.
-        """
-        try:
-            file = open_file(self.path)
-        except FileNotFoundError:
-            return
-        with file:
-            left = os.fstat(file.fileno()).st_size - self.offset
-            left = left if most_bytes is None else min(left, most_bytes)
-            file.seek(self.offset)
-            while left > 0 and (piece := file.read(min(left, _PIECE_BYTES))):
-                left -= len(piece)
-                self.offset += len(piece)
-                if lines := self._split(piece):
-                    yield lines
-        if to_end and self._partial_line:
-            yield self._split(b"\n")
-
-    def _split(self, piece: bytes) -> list[str]:
-        text = self._partial_line + piece
-        if b"\r" in text:
-            text = _RETURNS.sub(b"", _OVERWRITTEN.sub(_find_label, text))
-        *lines, partial = text.split(b"\n")
-        self._partial_line = partial[:LONGEST_LINE_BYTES]
-        whole = b"\n".join(line[:LONGEST_LINE_BYTES] for line in lines)
-        return whole.decode(errors="replace").split("\n") if lines else []
-
-
-def split_stream(stream: BinaryIO) -> Iterator[list[str]]:
-    """Yield the lines of a stream that cannot be read twice, such as a pipe, as LogFile does, to its end."""
-    log = LogFile(Path())
-    while piece := stream.read(_PIECE_BYTES):
-        if lines := log._split(piece):
-            yield lines
-    if log._partial_line:
-        yield log._split(b"\n")
-
-
-def _find_label(overwritten: re.Match[bytes]) -> bytes:
-    label = _RANK.match(overwritten[0].decode(errors="replace"))
-    return label[0].encode() if label else b""
 
 
 def summarize_log(lines: Iterable[str], year: int = 2000) -> LogSummary:

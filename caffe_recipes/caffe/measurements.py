@@ -6,19 +6,20 @@ restart if it reads a solverstate, and a join if it starts from a caffemodel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from caffe_recipes.caffe.log_files import LogFile
 from caffe_recipes.caffe.logs import (
     BatchOutput,
     Done,
     Fatal,
     Finetuning,
     LogEvent,
-    LogFile,
     Loss,
     MeanLoss,
     MeanOutput,
@@ -30,7 +31,7 @@ from caffe_recipes.caffe.logs import (
     TestOutput,
     TestStarted,
     TrainOutput,
-    find_common,
+    find_displays,
     find_event,
     name_element,
     split_rank,
@@ -46,6 +47,7 @@ _TOP5 = ("top-5", "top5")
 MOST_RUNS = 1000
 MOST_OUTPUTS = 10_000  # of an iteration
 _LONGEST_TEXT = 4096  # of a path or name
+_MOST_SEARCHED, _LONGEST_SEARCHED = 100, 100  # outputs of a display, and characters of their names
 # A line that should have been a measurement has one of these words.
 _MEASURES = ("] Iteration ", "net output #", "Test score #")
 
@@ -103,42 +105,41 @@ class _LogClock:
     """Turns the times of glog, most without a year, into seconds since the first of them."""
 
     def __init__(self) -> None:
-        self._last: tuple[str | None, ...] = ()  # the year, day and time that `_base_us` is for
+        self._last = ""  # the day and time that `_base_us` is for
         self._base_us: int | None = None  # of that second, since the first time
         self._first_us: int | None = None
-        self._date: tuple[str | None, str] = None, ""
+        self._date = ""
         self._days: int | None = None
         self._years_days, self._day, self._is_leap = 0, 0, False  # of the years so far, and of this one
         self._year_before = 365
 
-    def seconds(
-        self, year: str | None, day: str | None, clock: str | None, micro: str | None
-    ) -> float | None:
+    def seconds(self, stamp: str, micro: str) -> float | None:
         """Return the seconds; None if there is no such time."""
-        base_us = self.base_us(year, day, clock, micro) if day and clock and micro else None
-        return None if base_us is None else (base_us + int(micro or 0)) / 1_000_000
+        base_us = self.base_us(stamp, micro)
+        return None if base_us is None else (base_us + float(micro)) / 1e6
 
-    def base_us(self, year: str | None, day: str, clock: str, micro: str) -> int | None:
+    def base_us(self, stamp: str, micro: str) -> int | None:
         """Return the microseconds of a time without its own; a step of over half a year changes the year."""
-        if (year, day, clock) != self._last:
-            self._last = year, day, clock
-            self._base_us = self._find_base(year, day, clock)
+        if stamp != self._last:
+            self._last = stamp
+            self._base_us = self._find_base(stamp)
             if self._base_us is not None:
                 if self._first_us is None:
                     self._first_us = self._base_us + int(micro)
                 self._base_us -= self._first_us
         return self._base_us
 
-    def _find_base(self, year: str | None, day: str, clock: str) -> int | None:
-        if self._date != (year, day):
-            self._date = year, day
-            self._days = self._count_days(int(year) if year else None, int(day[:2]), int(day[2:]))
-        hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:])
+    def _find_base(self, stamp: str) -> int | None:
+        date = stamp[:-9]
+        if self._date != date:
+            self._date = date
+            self._days = self._count_days(int(date[:-4] or 0), int(date[-4:-2]), int(date[-2:]))
+        hour, minute, second = int(stamp[-8:-6]), int(stamp[-5:-3]), int(stamp[-2:])
         if self._days is None or hour > 23 or minute > 59 or second > 60:
             return None
         return (self._days * 86400 + hour * 3600 + minute * 60 + second) * 1_000_000
 
-    def _count_days(self, year: int | None, month: int, day: int) -> int | None:
+    def _count_days(self, year: int, month: int, day: int) -> int | None:
         try:
             days = date(year or 2000, month, day).toordinal()
         except ValueError:
@@ -156,6 +157,13 @@ class _LogClock:
         # Without a year, a year is a leap year if the log shows its 29 February.
         self._is_leap |= days == _LEAP_DAY
         return self._years_days + days - (days > _LEAP_DAY and not self._is_leap)
+
+
+def _is_common(counts: Mapping[str, int]) -> bool:
+    """Return whether outputs are few, have short names and are no elements of one another."""
+    return len(counts) <= _MOST_SEARCHED and all(
+        not count and len(name) <= _LONGEST_SEARCHED for name, count in counts.items()
+    )
 
 
 Parse = Callable[[str], Sequence[LogEvent]]
@@ -194,36 +202,38 @@ class MeasuredLog:
     _net: int = 0
     _index: int = -1
     _counts: dict[str, int] = field(default_factory=dict)
+    _outputs: tuple[str, ...] = ()  # of the last display whose lines were read one by one
 
-    def read(self, lines: Sequence[str]) -> list[Measurement]:
-        """Return the measurements in further lines."""
+    def read(self, text: str) -> list[Measurement]:
+        """Return the measurements in further lines, each of which ends in a line break."""
         rows: list[Measurement] = []
-        last_day = last_clock = ""
-        base_us: int | None = None
-        found = find_common("\n".join(lines)) if lines else []
-        for rank, year, day, clock, micro, loss_at, loss, rate_at, rate, index, name, value, other in found:
-            self.lines += 1
-            if not clock:
-                self._read_other(other, rows)
-                continue
-            if rank and int(rank):
-                self.others += 1
-                continue
-            if clock != last_clock or day != last_day:  # seldom, where a second has several lines
-                last_day, last_clock = day, clock
-                base_us = self._clock.base_us(year, day, clock, micro)
-            seconds = None if base_us is None else (base_us + int(micro)) / 1_000_000
-            row: Measurement | None
-            if loss_at:
-                row = self._loss((loss_at, loss), seconds)
-            elif rate_at:
-                row = self._rate((rate_at, rate), seconds)
+        outputs = self._outputs
+        # Where a display has the microseconds and the text of each value, and the value's name.
+        places = [(1, 3, LOSS), *((at, at + 1, name) for at, name in zip(count(4, 2), (*outputs, RATE)))]
+        for texts in find_displays(text, outputs):
+            if texts[0]:
+                self._read_display(places, texts, rows)
+            elif others := texts[-2].count("\n"):
+                self.lines += others
+                self.others += others
             else:
-                row = self._train_output((index, name, value), seconds)
-            if row is not None:
-                rows.append(row)
+                self.lines += 1
+                self._read_other(texts[-1], rows)
         self.measurements += len(rows)
         return rows
+
+    def _read_display(
+        self, places: Sequence[tuple[int, int, str]], texts: tuple[str, ...], rows: list[Measurement]
+    ) -> None:
+        """Read a display as `_loss`, `_train_output` and `_rate` read its lines."""
+        iteration = int(texts[2])
+        number = self._reach(iteration).number
+        self._phase, self._counts = "", {}
+        base_us = self._clock.base_us(texts[0], texts[1])
+        for micro_at, at, name in places:
+            seconds = None if base_us is None else (base_us + float(texts[micro_at])) / 1e6
+            rows.append(_new(Measurement, (number, iteration, seconds, "train", 0, name, float(texts[at]))))
+        self.lines += len(places)
 
     @property
     def excess(self) -> str:
@@ -243,7 +253,8 @@ class MeasuredLog:
             self._pass_by(kind, rank, texts)
             return
         year, day, clock, micro, *values = texts
-        self._take(kind, values, self._clock.seconds(year, day, clock, micro), rows)
+        seconds = self._clock.seconds(f"{year or ''}{day} {clock}", micro) if micro else None
+        self._take(kind, values, seconds, rows)
 
     def _take(
         self, kind: type[LogEvent], values: Sequence[Any], seconds: float | None, rows: list[Measurement]
@@ -303,18 +314,25 @@ class MeasuredLog:
         self._iteration, self._phase = None, ""
         return self.runs[-1]
 
-    def _loss(self, values: Sequence[Any], seconds: float | None) -> Measurement:
-        iteration = int(values[0])
+    def _reach(self, iteration: int) -> LoggedRun:
+        """Return the run that shows the loss of an iteration next."""
         run = self._run()
         if run.last_iter is not None and iteration < run.last_iter:
             run = self._begin(run.net)
         if run.first_iter is None:
             run.first_iter = iteration
         run.last_iter = iteration
+        return run
+
+    def _loss(self, values: Sequence[Any], seconds: float | None) -> Measurement:
+        iteration = int(values[0])
+        run = self._reach(iteration)
         self._expect(iteration, "train", 0)
         return _new(Measurement, (run.number, iteration, seconds, "train", 0, LOSS, float(values[1])))
 
     def _rate(self, values: Sequence[Any], seconds: float | None) -> Measurement:
+        if self._phase == "train" and _is_common(self._counts):
+            self._outputs = tuple(self._counts)
         self._phase = ""
         run = self._run()
         return _new(Measurement, (run.number, int(values[0]), seconds, "train", 0, RATE, float(values[1])))
@@ -382,9 +400,9 @@ def read_measurements(path: Path, log: MeasuredLog) -> Iterator[list[Measurement
     """
     open_file(path).close()  # a growing log may not exist yet; this one must
     file = LogFile(path)
-    for lines in file.read():
-        rows = log.read(lines)
-        log.has_nul |= not rows and any("\0" in line for line in lines)
+    for text in file.read_texts():
+        rows = log.read(text)
+        log.has_nul |= not rows and "\0" in text
         yield rows
     for lines in file.read(to_end=True):
         log.lines += len(lines)

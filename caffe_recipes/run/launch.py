@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from caffe_recipes.caffe.logs import SATURATED_LOSS, LogFile, split_rank
+from caffe_recipes.caffe.log_files import LogFile
+from caffe_recipes.caffe.logs import SATURATED_LOSS, split_rank
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.ranks import PulseMonitor, end_ranks, request_snapshot

@@ -17,13 +17,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+from caffe_recipes.caffe.log_files import LogFile
 from caffe_recipes.caffe.logs import (
     INFO_LINE,
     SATURATED_LOSS,
     Complaint,
     Entry,
     Fatal,
-    LogFile,
     LogSummary,
     split_rank,
 )

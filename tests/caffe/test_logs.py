@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caffe_recipes.caffe import logs as ev
-from caffe_recipes.caffe.logs import Entry, LogFile, LogSummary, parse_line, summarize_log
+from caffe_recipes.caffe.logs import Entry, LogSummary, parse_line, summarize_log
 
 E = TypeVar("E", bound=ev.LogEvent)
 Row = tuple[str, str, str, float | None, float | None, dict[str, float]]
@@ -336,25 +336,3 @@ def test_thousands_of_values_of_one_output_keep_their_places() -> None:
     outputs = summarize_log([first, *lines]).outputs[0]
     assert len(outputs) == 20000
     assert (outputs["emb"], outputs["emb#1"], outputs["emb#19999"]) == (0, 1, 19999)
-
-
-@pytest.mark.parametrize(
-    ("data", "lines"),
-    [
-        ("a\fb\nc\x1cd\ne\u2028f\x85g\n", ["a\fb", "c\x1cd", "e\u2028f\x85g"]),
-        ("a\r\n\r\nb\r\r\nc", ["a", "", "b", "c"]),
-        (" 5%\r 10%\rI1120 a\n\r 15%\r\n\n", ["I1120 a", " 15%", ""]),
-        ("[3]  5%\r 10%\rI1120 a\n1: x\ry\r\n", ["[3] I1120 a", "1: y"]),
-    ],
-)
-def test_lines_are_what_a_terminal_shows_of_each(tmp_path: Path, data: str, lines: list[str]) -> None:
-    path = tmp_path / "x.log"
-    path.write_bytes(data.encode())
-    assert [line for group in LogFile(path).read(to_end=True) for line in group] == lines
-
-
-def test_a_line_of_carriage_returns_is_read_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "x.log"
-    path.write_bytes((b"[0] " + b"\r" * (1 << 20) + b"x\n" + b"5%\r" * (1 << 20) + b"\n[1] " * (1 << 18)) * 2)
-    lines = [line for group in LogFile(path).read() for line in group]
-    assert lines[:3] == ["[0] x", "5%", "[1] "] and len(lines) == 4 + 2 * ((1 << 18) - 1)

@@ -25,7 +25,7 @@ def glog(text: str, stamp: str = "1120 11:49:33.500000", place: str = "solver.cp
 
 def read(lines: Iterable[str]) -> tuple[MeasuredLog, list[Measurement]]:
     log = MeasuredLog()
-    return log, log.read(list(lines))
+    return log, log.read("".join(f"{line}\n" for line in lines))
 
 
 def values_of(rows: Iterable[Measurement]) -> dict[Key, float]:

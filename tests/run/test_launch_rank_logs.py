@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from caffe_recipes.caffe.logs import LogFile
+from caffe_recipes.caffe.log_files import LogFile
 from caffe_recipes.run.launch import RankLogs
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES
+from caffe_recipes.caffe.log_files import LONGEST_LINE_BYTES
 from caffe_recipes.caffe.net_states import restrict_net
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.profiles import check_partition, shipped_profiles

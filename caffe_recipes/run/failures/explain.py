@@ -8,15 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from caffe_recipes.caffe.log_files import LogFile, split_stream
 from caffe_recipes.caffe.logs import (
     ROUTINE_LINE,
     SATURATED_LOSS,
     Fatal,
-    LogFile,
     Loss,
     parse_line,
     split_rank,
-    split_stream,
 )
 from caffe_recipes.errors import InputError
 from caffe_recipes.files.bounded_reads import open_file, reading

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES, split_rank
+from caffe_recipes.caffe.log_files import LONGEST_LINE_BYTES
+from caffe_recipes.caffe.logs import split_rank
 from caffe_recipes.cluster.commands import Say
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.failures.signatures import FailureReader
