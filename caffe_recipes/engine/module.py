@@ -12,8 +12,9 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.caffe.weights import load_weights
+from caffe_recipes.engine.calls import Call, LayerNode
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.net import Call, LayerNode, RunnableNet
+from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.operators.operator import TensorShape
 from caffe_recipes.engine.settings import load_net
@@ -57,10 +58,6 @@ class CaffeModule(nn.Module):
         self._calls: list[tuple[Call, list[_Slot | None]]] = [
             (call, [slots.get(id(blob)) for blob in call.blobs]) for call in net.calls
         ]
-        last = {index: place for place, (call, _) in enumerate(self._calls) for index in call.node.bottoms}
-        self._last_read: list[list[int]] = [[] for _ in self._calls]
-        for index, place in last.items():
-            self._last_read[place].append(index)
         self.eval()
 
     @property
@@ -108,14 +105,14 @@ class CaffeModule(nn.Module):
         given = dict(zip(self.input_indexes, inputs, strict=True))
         self.resize([tuple(x.shape) for x in inputs])
         values = dict(given)
-        for place, (call, slots) in enumerate(self._calls):
+        for call, slots in self._calls:
             if call.node.source is None:
                 xs = [values[index] for index in call.node.bottoms]
                 tops = call.node.forward(xs, self._blobs(call, slots, inputs[0]))
                 self.net.follow(call.node, tops)
                 values.update(zip(call.tops, tops, strict=True))
                 del xs, tops
-                for index in self._last_read[place]:
+                for index in call.spent:
                     if index not in wanted:
                         del values[index]
         return values

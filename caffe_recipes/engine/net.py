@@ -23,18 +23,17 @@ from caffe_recipes.caffe.dialects.schema import foreign_values
 from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
 from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, stats_images
+from caffe_recipes.engine.calls import Call, LayerNode, list_calls
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
 from caffe_recipes.engine.operators import OPERATORS
 from caffe_recipes.engine.operators.data import (
     SOURCES,
     DataContext,
-    InputLayer,
     declare_shapes,
     file_shapes,
     first_image_shape,
 )
-from caffe_recipes.engine.operators.elementwise import scales_channels
 from caffe_recipes.engine.operators.loss import OverwrittenLoss
 from caffe_recipes.engine.operators.operator import (
     Forward,
@@ -69,40 +68,6 @@ class Param:
     explicit: set[str] = field(default_factory=set)
 
 
-@dataclass
-class LayerNode:
-    """A layer that is set up. `bottoms` and `tops` are indices into all blobs of the net.
-
-    `learned` are the shapes of `blobs` in this layer; a shared blob may have a different shape in its owner.
-    `detached` says which bottoms get no gradient, and `weighted` has (index, loss weight) of its losses.
-    """
-
-    param: pb.LayerParameter
-    forward: Forward
-    bottoms: list[int]
-    tops: list[int]
-    detached: list[bool]
-    blobs: list[Tensor] = field(default_factory=list)
-    learned: tuple[TensorShape, ...] = ()
-    weighted: list[tuple[int, float]] = field(default_factory=list)
-    source: InputLayer | None = None
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call in a forward pass: a node, or a BatchNorm fused with the Scale after it.
-
-    `shapes`, if not empty, are the shapes to give the blobs, since a shared one has a different shape in its
-    owner.
-    """
-
-    node: LayerNode
-    tops: list[int]
-    blobs: list[Tensor]
-    weighted: list[tuple[int, float]]
-    shapes: tuple[TensorShape, ...] = ()
-
-
 @dataclass(frozen=True)
 class Output:
     """A blob that no layer reads, and whose value is logged."""
@@ -118,6 +83,8 @@ class RunnableNet:
     The learned blobs of `shared` are used by layer name, as a TEST net uses those of its TRAIN net.
     Raises InputError, with file, layer and type, if the engine cannot run the net.
     """
+
+    keeps_blobs = False  # whether `value` gives all blobs after a pass, not only the outputs
 
     def __init__(
         self,
@@ -137,8 +104,6 @@ class RunnableNet:
         self._shapes: list[TensorShape] = []
         self._values: list[Tensor] = []
         self._calls: list[Call] = []
-        self._spent: list[list[int]] = []  # after each call, the blobs that no later call reads
-        self.keeps_blobs = False  # whether `value` gives all blobs after a pass, not only the outputs
         self._overwritten: dict[int, OverwrittenLoss] = {}
         self._forwards: dict[tuple[TensorShape, ...], list[Forward]] = {}
         self._elements = 0
@@ -390,26 +355,8 @@ class RunnableNet:
         self._list_calls()
 
     def _list_calls(self) -> None:
-        """Make the list of calls for a forward pass, fusing each BatchNorm with its Scale."""
         self._values = [_FREED] * len(self._shapes)
-        self._calls = []
-        for node in self.nodes:
-            before = self._calls[-1] if self._calls else None
-            follows = before is not None and before.tops == node.bottoms
-            is_norm = before is not None and before.node.param.type == "BatchNorm" and not before.shapes
-            is_merged = scales_channels(node.param) and _has_own_shapes(node) and not any(node.detached)
-            if before and follows and is_norm and is_merged:
-                blobs = before.node.blobs + node.blobs
-                self._calls[-1] = Call(before.node, node.tops, blobs, before.weighted + node.weighted)
-            else:
-                shapes = () if _has_own_shapes(node) else node.learned
-                self._calls.append(Call(node, node.tops, node.blobs, node.weighted, shapes))
-        outputs = {output.index for output in self.outputs}
-        last = {index: place for place, call in enumerate(self._calls) for index in call.node.bottoms}
-        self._spent = [[] for _ in self._calls]
-        for index, place in last.items():
-            if index not in outputs:
-                self._spent[place].append(index)
+        self._calls = list_calls(self.nodes)
 
     def forward(self) -> Tensor:
         """Run all layers on the next batch, and return the loss: the weighted sum of the losses.
@@ -418,7 +365,7 @@ class RunnableNet:
         """
         values, loss = self._values, None
         read = self._read()
-        for step, spent in zip(self._calls, self._spent, strict=True):
+        for step in self._calls:
             node = step.node
             xs = [values[index] for index in node.bottoms]
             if node.detached:
@@ -426,7 +373,11 @@ class RunnableNet:
             blobs = step.blobs
             if step.shapes:
                 blobs = [blob.reshape(shape) for blob, shape in zip(blobs, step.shapes, strict=True)]
-            tops = read.pop(0) if node.source is not None else self._run(node, xs, blobs)
+            if step.overwriting and not self.keeps_blobs:
+                place = step.overwritten
+                tops = [step.overwriting([xs[place], *xs[:place], *xs[place + 1 :]])]
+            else:
+                tops = read.pop(0) if node.source is not None else self._run(node, xs, blobs)
             self.follow(node, tops)
             for index, top in zip(step.tops, tops, strict=True):
                 values[index] = top
@@ -438,7 +389,7 @@ class RunnableNet:
                     part = part if weight == 1 else part * weight
                 loss = part if loss is None else loss + part
             if not self.keeps_blobs:  # then only what the backward pass needs stays in memory
-                for index in spent:
+                for index in step.spent:
                     values[index] = _FREED
         return loss if loss is not None else torch.zeros(())
 
@@ -591,8 +542,3 @@ class RunnableNet:
         for node in self.nodes:
             if node.source is not None:
                 node.source.close()
-
-
-def _has_own_shapes(node: LayerNode) -> bool:
-    """Return whether all blobs have the shapes that the layer expects; a shared one may not."""
-    return all(tuple(blob.shape) == shape for blob, shape in zip(node.blobs, node.learned, strict=True))

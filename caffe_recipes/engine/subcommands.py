@@ -22,9 +22,10 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.rates import float32
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
+from caffe_recipes.engine.calls import LayerNode
 from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_host
 from caffe_recipes.engine.glog import Log, format_number
-from caffe_recipes.engine.net import LayerNode, RunnableNet
+from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.settings import load_net, test_nets, train_net
 from caffe_recipes.engine.snapshot import check_complete, check_prefix, copy_history, copy_weights

@@ -20,8 +20,9 @@ from torch.profiler import profile, record_function
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import load_weights
+from caffe_recipes.engine.calls import LayerNode
 from caffe_recipes.engine.glog import Log, format_number
-from caffe_recipes.engine.net import LayerNode, RunnableNet
+from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.settings import load_net
 from caffe_recipes.engine.snapshot import copy_weights

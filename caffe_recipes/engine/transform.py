@@ -161,6 +161,9 @@ class Transform:
         self._mean_image = _load_mean_pixels(param.mean_file) if param.HasField("mean_file") else None
         self._mean = np.array(param.mean_value, np.float32)
         self._scale = np.float32(param.scale)
+        # The value of each byte and channel: looking it up is faster than computing it for each pixel.
+        levels = np.arange(256, dtype=np.float32)[None, :, None]
+        self._table = self._shifted(np.repeat(levels, max(1, self._mean.size), axis=2))
 
     @property
     def resizes(self) -> bool:
@@ -195,16 +198,28 @@ class Transform:
 
     def normalise(self, images: list[Pixels]) -> NDArray[np.float32]:
         """Return images of one size as a batch (n, height, width, channels): (pixel - mean_value) * scale."""
-        batch = np.stack(images).astype(np.float32, copy=False)
+        count, channels = self._mean.size, images[0].shape[2]
+        if count not in (0, 1, channels):
+            raise ValueError(f"has {describe_count(channels, 'channel')}, but mean_value has {count} values")
+        batch = np.empty((len(images), *images[0].shape), np.float32)
+        for values, image in zip(batch, images, strict=True):
+            if image.dtype == np.uint8:
+                # One table for all channels takes the pixels of a row as those of one channel.
+                shape = image.shape if count > 1 else (image.shape[0], -1)
+                cv2.LUT(np.ascontiguousarray(image).reshape(shape), self._table, values.reshape(shape))
+            else:
+                values[:] = self._shifted(image)
+        return batch
+
+    def _shifted(self, pixels: Pixels) -> NDArray[np.float32]:
+        """Return (pixel - mean_value) * scale."""
+        values: NDArray[np.float32] = pixels.astype(np.float32)
         if self._mean.size:
-            if self._mean.size not in (1, batch.shape[3]):
-                channels = describe_count(batch.shape[3], "channel")
-                raise ValueError(f"has {channels}, but mean_value has {self._mean.size} values")
-            batch -= self._mean
+            values -= self._mean
         if self._scale != 1:
             with np.errstate(over="ignore"):  # Caffe gets infinity too; the loss shows it
-                batch *= self._scale
-        return batch
+                values *= self._scale
+        return values
 
 
 def check_transform(param: pb.TransformationParameter) -> None:

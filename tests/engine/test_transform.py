@@ -197,3 +197,14 @@ def test_cubic_resizing_in_a_thread_is_opencvs_own_and_not_ipps() -> None:
 def test_unsupported_transformations_are_refused(text: str, part: str) -> None:
     with pytest.raises(InputError, match=part):
         transform(text)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("means", ["", "mean_value: 104.7 ", "each"])
+def test_bytes_are_normalised_as_floats_are(channels: int, means: str) -> None:
+    text = "".join(f"mean_value: {100.3 + c} " for c in range(channels)) if means == "each" else means
+    made = np.random.default_rng(3).integers(0, 256, (2, 5, 7, channels), np.uint8)
+    pixels = [made[0], made[1][:, ::-1]]  # the second one is mirrored
+    found = transform(f"{text} scale: 0.017").normalise([*pixels])
+    wanted = transform(f"{text} scale: 0.017").normalise([one.astype(np.float32) for one in pixels])
+    assert np.array_equal(found, wanted)

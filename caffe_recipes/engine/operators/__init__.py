@@ -1,4 +1,8 @@
-"""The operators of the engine, by the families of `caffe/layer_types/`: `OPERATORS` of each module."""
+"""The operators of the engine, by the families of `caffe/layer_types/`: `OPERATORS` of each module.
+
+Some layers can compute their top into a bottom (`OVERWRITING`), and so save its memory. A bottom can be
+overwritten if its layer made it as a new tensor, which its own gradient does not need (`FRESH`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from caffe_recipes.engine.operators import (
     recurrent,
     shape,
 )
-from caffe_recipes.engine.operators.operator import Setup
+from caffe_recipes.engine.operators.operator import Setup, SetupOverwriting
 
 FAMILIES = (
     activation,
@@ -28,3 +32,6 @@ FAMILIES = (
 )
 
 OPERATORS: dict[str, Setup] = {name: setup for family in FAMILIES for name, setup in family.OPERATORS.items()}
+
+OVERWRITING: dict[str, SetupOverwriting] = activation.OVERWRITING | elementwise.OVERWRITING
+FRESH = convolution.FRESH | elementwise.FRESH | inner_product.FRESH | normalization.FRESH

@@ -10,7 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, layer_error
+from caffe_recipes.engine.operators.operator import (
+    Forward,
+    Setup,
+    SetupOverwriting,
+    TensorShapes,
+    layer_error,
+)
 
 _Function = Callable[[Tensor], Tensor]
 
@@ -132,4 +138,8 @@ OPERATORS: dict[str, Setup] = {
     "SpatialDropout": _pointwise(_spatial_dropout),
     "Threshold": _pointwise(_threshold),
     "PReLU": _prelu,
+}
+
+OVERWRITING: dict[str, SetupOverwriting] = {
+    "ReLU": lambda layer: None if layer.relu_param.negative_slope else lambda xs: torch.relu_(xs[0])
 }

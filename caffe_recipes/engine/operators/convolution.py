@@ -84,3 +84,5 @@ OPERATORS: dict[str, Setup] = {
     "Im2col": _im2col,
     **dict.fromkeys(DEPTHWISE, _depthwise),
 }
+
+FRESH = frozenset(("Convolution", "Deconvolution", *DEPTHWISE))

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShape, TensorShapes
+from caffe_recipes.engine.operators.operator import (
+    Forward,
+    Overwriting,
+    Setup,
+    SetupOverwriting,
+    TensorShape,
+    TensorShapes,
+)
 
 
 def _scale(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
@@ -59,6 +66,13 @@ def _eltwise(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return lambda xs, _: [join(xs)]
 
 
+def _eltwise_overwriting(layer: pb.LayerParameter) -> Overwriting | None:
+    """Add the second of two blobs to the first one."""
+    param = layer.eltwise_param
+    is_plain_sum = param.operation == param.SUM and all(c == 1 for c in param.coeff)
+    return (lambda xs: xs[0].add_(xs[1])) if is_plain_sum and len(layer.bottom) == 2 else None
+
+
 def _greatest(xs: Sequence[Tensor]) -> Tensor:
     """Return the maximum. Only one of several equal values gets the gradient.
 
@@ -82,3 +96,6 @@ def _axpy(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
 
 
 OPERATORS: dict[str, Setup] = {"Axpy": _axpy, "Bias": _bias, "Eltwise": _eltwise, "Scale": _scale}
+
+OVERWRITING: dict[str, SetupOverwriting] = {"Eltwise": _eltwise_overwriting}
+FRESH = frozenset(("Bias", "Eltwise", "Scale"))

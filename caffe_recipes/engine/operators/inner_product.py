@@ -39,3 +39,5 @@ def _parameter(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
 
 
 OPERATORS: dict[str, Setup] = {"InnerProduct": _inner_product, "Embed": _embed, "Parameter": _parameter}
+
+FRESH = frozenset(("InnerProduct",))

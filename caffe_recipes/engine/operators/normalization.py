@@ -48,8 +48,9 @@ def _batch_norm(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
         return y
 
     def by_batch(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        parts = [of_part(x, blobs) for x in xs[0].split(part)]
-        return [parts[0] if len(parts) == 1 else torch.cat(parts)]
+        if part == shape[0]:
+            return [of_part(xs[0], blobs)]
+        return [torch.cat([of_part(x, blobs) for x in xs[0].split(part)])]
 
     return by_running if images is None else by_batch
 
@@ -190,3 +191,5 @@ OPERATORS: dict[str, Setup] = {
     "MVN": _mvn,
     "Normalize": _normalize,
 }
+
+FRESH = frozenset(("BatchNorm", "BN"))

@@ -19,6 +19,7 @@ from caffe_recipes.errors import InputError
 
 TensorShape = tuple[int, ...]
 Forward = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
+Overwriting = Callable[[Sequence[Tensor]], Tensor]  # computes the top into the first of its bottoms
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class TensorShapes:
 
 
 Setup = Callable[[pb.LayerParameter, TensorShapes], Forward]
+SetupOverwriting = Callable[[pb.LayerParameter], Overwriting | None]  # None if the layer cannot
 
 
 class LayerError(InputError):

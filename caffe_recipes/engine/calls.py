@@ -1,0 +1,99 @@
+"""The calls of a forward pass: which layers are computed together, in place, and when a blob is freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.engine.operators import FRESH, OVERWRITING
+from caffe_recipes.engine.operators.data import InputLayer
+from caffe_recipes.engine.operators.elementwise import scales_channels
+from caffe_recipes.engine.operators.operator import Forward, Overwriting, TensorShape
+
+
+@dataclass
+class LayerNode:
+    """A layer that is set up. `bottoms` and `tops` are indices into all blobs of the net.
+
+    `learned` are the shapes of `blobs` in this layer; a shared blob may have a different shape in its owner.
+    `detached` says which bottoms get no gradient, and `weighted` has (index, loss weight) of its losses.
+    """
+
+    param: pb.LayerParameter
+    forward: Forward
+    bottoms: list[int]
+    tops: list[int]
+    detached: list[bool]
+    blobs: list[Tensor] = field(default_factory=list)
+    learned: tuple[TensorShape, ...] = ()
+    weighted: list[tuple[int, float]] = field(default_factory=list)
+    source: InputLayer | None = None
+
+
+@dataclass
+class Call:
+    """A call in a forward pass: a node, or a BatchNorm fused with the Scale after it.
+
+    `shapes`, if not empty, are the shapes to give the blobs, since a shared one has a different shape in its
+    owner. `overwriting`, if given, computes the layer into the bottom at the place `overwritten`. After the
+    call, nothing reads the blobs `spent`.
+    """
+
+    node: LayerNode
+    tops: list[int]
+    blobs: list[Tensor]
+    weighted: list[tuple[int, float]]
+    shapes: tuple[TensorShape, ...] = ()
+    overwriting: Overwriting | None = None
+    overwritten: int = 0
+    spent: list[int] = field(default_factory=list)
+
+
+def list_calls(nodes: Sequence[LayerNode]) -> list[Call]:
+    """Return the calls of a forward pass, in order."""
+    calls: list[Call] = []
+    for node in nodes:
+        before = calls[-1] if calls else None
+        follows = before is not None and before.tops == node.bottoms
+        is_norm = before is not None and before.node.param.type == "BatchNorm" and not before.shapes
+        if before and follows and is_norm and _is_merged(node) and not any(node.detached):
+            blobs = before.node.blobs + node.blobs
+            calls[-1] = Call(before.node, node.tops, blobs, before.weighted + node.weighted)
+        else:
+            shapes = () if _has_own_shapes(node) else node.learned
+            calls.append(Call(node, node.tops, node.blobs, node.weighted, shapes))
+    makers = {index: call for call in calls for index in call.tops}
+    for call in calls:
+        _choose_overwriting(call, makers)
+    for index, last in {index: call for call in calls for index in call.node.bottoms}.items():
+        last.spent.append(index)
+    return calls
+
+
+def _choose_overwriting(call: Call, makers: dict[int, Call]) -> None:
+    """Let a call overwrite a bottom that nothing else needs, if its layer can.
+
+    No other layer reads it, since Split layers are inserted; it is a tensor of its own, which the layer that
+    made it does not need for its gradient; and no loss is in it.
+    """
+    param = call.node.param
+    if param.type not in OVERWRITING or any(call.node.detached):
+        return
+    for place, index in enumerate(call.node.bottoms):
+        maker = makers[index]
+        if maker.node.param.type in FRESH and not maker.weighted:
+            call.overwriting, call.overwritten = OVERWRITING[param.type](param), place
+            return
+
+
+def _has_own_shapes(node: LayerNode) -> bool:
+    """Return whether all blobs have the shapes that the layer expects; a shared one may not."""
+    return all(tuple(blob.shape) == shape for blob, shape in zip(node.blobs, node.learned, strict=True))
+
+
+def _is_merged(node: LayerNode) -> bool:
+    """Return whether a layer can be fused with the BatchNorm before it."""
+    return scales_channels(node.param) and _has_own_shapes(node)
