@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from caffe_recipes.caffe.dialects import ENGINE
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, echo_rows, max_bytes_option, painter, print_text, terminal_width
@@ -84,7 +85,8 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     "cores.",
 )
 @run_options.dialect(
-    "Also report what this Caffe refuses or reads differently; a recipe is checked as generated for it."
+    "Also report what this Caffe refuses or reads differently; a recipe is checked as generated for it.",
+    ENGINE,
 )
 @consent.run_code
 @click.option(

@@ -131,11 +131,11 @@ how = click.option(
 )
 
 
-def dialect(help: str) -> Callable[[Command], Command]:
-    """Return the option for another Caffe."""
+def dialect(help: str, *more: str) -> Callable[[Command], Command]:
+    """Return the option for another Caffe, or for one of `more`."""
     return click.option(
         "--dialect",
-        type=click.Choice(list(load_dialects())),
+        type=click.Choice([*load_dialects(), *more]),
         default=OURS,
         show_default=True,
         help=help,

@@ -8,18 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import load_dialects
-from caffe_recipes.caffe.dialects.convert import convert_document
-from caffe_recipes.caffe.dialects.schema import foreign_values, load_lenient, outer_foreign
-from caffe_recipes.caffe.dialects.unsupported_names import FIELDS
+from caffe_recipes.caffe.dialects.engine import to_engine_net
+from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.caffe.hdf5_weights import import_h5py
 from caffe_recipes.caffe.prototxt import Document, is_kind, load_prototxt
 from caffe_recipes.caffe.rates import check_rates
-from caffe_recipes.caffe.text.parser import ForeignName
 from caffe_recipes.caffe.upgrade import SOLVER_TYPES, upgrade_net
 from caffe_recipes.errors import InputError, PrototxtError
 
-_WAYS = ("forward", "backward")
 _TYPES = tuple(SOLVER_TYPES.values())
 
 
@@ -154,64 +150,4 @@ def runnable_net(document: Document[Any]) -> pb.NetParameter:
         raise error.reworded(where=document.where(error.where)) from None
     if not net.layer:
         raise InputError(path, "has no layers", "give the prototxt of a net")
-    idle = {(owner, name) for _, owner, name, value in foreign_values(net) if is_idle(owner, name, value)}
-    idle -= {
-        (owner, name) for _, owner, name, value in foreign_values(net) if not is_idle(owner, name, value)
-    }
-    run = RUN_FIELDS | PRECISION_FIELDS | idle
-    unknown = [name for name in outer_foreign(document) if (name.owner, name.name) not in run]
-    if not unknown:
-        return net
-    for message in (net, *net.layer):
-        for _, name in PRECISION_FIELDS:
-            if name in message.DESCRIPTOR.fields_by_name:
-                message.ClearField(name)
-    foreign = [name for name in document.foreign if (name.owner, name.name) not in PRECISION_FIELDS]
-    given: Document[Any] = replace(document, message=net, foreign=(*foreign,))
-    return _convert(given, unknown)
-
-
-# Fields of other Caffes that operators read.
-RUN_FIELDS = frozenset(
-    (
-        ("LayerParameter", "bn_param"),
-        ("LayerParameter", "clip_param"),
-        ("LayerParameter", "interp_param"),
-        ("LayerParameter", "shuffle_channel_param"),
-        ("LayerParameter", "swish_param"),
-        ("LayerParameter", "upsample_param"),
-        ("LossParameter", "class_weighting"),
-        ("LossParameter", "weight_by_label_freqs"),
-        ("PoolingParameter", "ceil_mode"),
-        ("PoolingParameter", "round_mode"),
-    )
-)
-
-
-# Fields of NVIDIA's that choose number types, and scale gradients against underflow in half precision. The
-# engine computes in float32, and says so in the log.
-PRECISION_FIELDS = frozenset(
-    (
-        *(("NetParameter", f"default_{way}_{what}") for way in _WAYS for what in ("type", "math")),
-        *(("LayerParameter", f"{way}_{what}") for way in _WAYS for what in ("type", "math")),
-        ("NetParameter", "global_grad_scale"),
-        ("NetParameter", "global_grad_scale_adaptive"),
-    )
-)
-
-
-def is_idle(owner: str, name: str, value: object) -> bool:
-    """Return whether a field of a fork has the value with which it changes nothing."""
-    fork = FIELDS.get((owner, name))
-    return fork is not None and value == fork.default
-
-
-def _convert(document: Document[Any], unknown: Sequence[ForeignName]) -> pb.NetParameter:
-    """Return a net of the one dialect that has all its names in our schema. Raises InputError."""
-    for dialect in load_dialects().values():
-        if all(dialect.knows(name.owner, name.name) for name in unknown):
-            net: pb.NetParameter = convert_document(document, dialect.name)[0].message
-            return net
-    names = dict.fromkeys(f"{name.owner}.{name.name}" for name in unknown)
-    what = f"has fields of another Caffe that the engine does not run: {', '.join(names)}"
-    raise InputError(document.path, what, "docs/engine.md lists what it runs")
+    return to_engine_net(replace(document, message=net))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.dialects import ENGINE, OURS
 from caffe_recipes.caffe.rates import POLICY_NEEDS
 from caffe_recipes.config import (
     Count,
@@ -41,7 +41,7 @@ LrPolicy = Literal["fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc
 
 # The trainer of a recipe without phases, and the one that runs prototxts on PyTorch.
 TENSORFLOW = "tensorflow"
-OUR_TRAINER = "caffe-torch"
+OUR_TRAINER = ENGINE
 
 # The value of `data` with which the nets keep their own data layers.
 AS_IN_NET = "as-in-net"

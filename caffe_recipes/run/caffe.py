@@ -11,14 +11,14 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from caffe_recipes.caffe import layers, pb
-from caffe_recipes.caffe.dialects.schema import describe_name, parse_lenient
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.logs import LogSummary, summarize_log
 from caffe_recipes.caffe.prototxt import digest, parse_document, render_prototxt
 from caffe_recipes.caffe.text.tokens import TOKEN
@@ -30,7 +30,7 @@ from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_before, images_per_iter, main_line
 from caffe_recipes.recipe.model import OUR_TRAINER, AnyRecipe, Phase, Recipe
-from caffe_recipes.render.prototxts import build_solver, reads_other_files
+from caffe_recipes.render.prototxts import build_solver
 from caffe_recipes.render.recipe_files import generate_prototxts, placed_paths
 from caffe_recipes.run.caffe_data import CaffeData
 from caffe_recipes.run.caffe_models import CaffeModels
@@ -135,31 +135,13 @@ class Caffe(Trainer):
         return {placed[path]: text for path, text in generate_prototxts(self.recipe).items()}
 
     def mistakes(self, phases: Collection[str], root: Path, source: Path | None) -> tuple[InputError, ...]:
-        """Return the errors of `lint` in the files of some phases, each at its first place.
-
-        The first field that caffe-torch does not read, which is another Caffe's, is one too, and so is each
-        data layer of a net that it does not read.
-        """
+        """Return the errors of `lint` in the files of some phases, each at its first place."""
         from caffe_recipes.review.lint.recipe_lint import find_errors  # `status` and `attach` do not need it
 
         first: dict[tuple[str, str], Finding] = {}
         for found in find_errors(self.recipe, phases, root, source):
             first.setdefault((found.id, found.what), found)
-        return (*self._unread(), *(_as_error(found) for found in first.values()))
-
-    def _unread(self) -> Iterator[InputError]:
-        documents = [parse_lenient(text, path) for path, text in self.files().items()] if self.is_ours else []
-        for document in documents:
-            for name in document.foreign[:1]:
-                what = f"{describe_name(name)[0]} in {OUR_TRAINER}"
-                yield InputError(
-                    document.place(name.offset), what, "omit --dialect, or give a Caffe with --caffe"
-                )
-            for index, layer in enumerate(getattr(document.message, "layer", ())):
-                if reads_other_files(layer):
-                    what = f"layer '{layer.name}' reads {layer.type}, which {OUR_TRAINER} does not"
-                    hint = "build an LMDB of the data, or give a Caffe with --caffe"
-                    yield InputError(document.where(f"layer[{index}].type"), what, hint)
+        return tuple(_as_error(found) for found in first.values())
 
     def folders(self) -> tuple[str, ...]:
         """Return the folders under the Caffe root that hold the prototxts."""

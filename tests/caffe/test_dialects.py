@@ -15,6 +15,7 @@ from caffe_recipes.caffe.dialects import (
     Definition,
     field_dialects,
     find_counterpart,
+    find_dialect,
     find_layer_counterpart,
     layer_type_dialects,
     load_dialects,
@@ -140,5 +141,5 @@ def test_the_tables_go_in_both_directions(dialect: str, owner: str, name: str, e
 
 def test_a_field_without_a_counterpart_gets_none() -> None:
     assert find_counterpart("surfsara", "SolverParameter", "min_lr") == ""
-    assert find_layer_counterpart("nvcaffe", "ROIPooling") == ""
-    assert find_layer_counterpart("intel", "SpatialDropout") == "Dropout"
+    assert find_layer_counterpart(find_dialect("nvcaffe"), "ROIPooling") == ""
+    assert find_layer_counterpart(find_dialect("intel"), "SpatialDropout") == "Dropout"

@@ -13,3 +13,8 @@ def test_each_operator_stands_in_the_family_of_its_type() -> None:
     for family, names in operators.items():
         assert names <= {entry.name for entry in types[family]}, family
     assert len(OPERATORS) == sum(len(family.OPERATORS) for family in FAMILIES)
+
+
+def test_the_table_of_layer_types_says_which_of_them_have_an_operator() -> None:
+    run = {name for name, entry in layer_types.LAYER_TYPES.items() if entry.is_run}
+    assert run == {*OPERATORS, *data.SOURCES}

@@ -24,11 +24,14 @@ from caffe_recipes.wording import did_you_mean, find_slip
 
 # The dialect of our Caffe, whose messages are in `caffe.proto`.
 OURS = "surfsara"
+# What caffe-torch runs, which `dialects/engine.py` describes as a dialect.
+ENGINE = "caffe-torch"
 TITLES: Mapping[str, str] = {
     "surfsara": "SURFsara's Caffe",
     "intel": "Intel's Caffe",
     "bvlc": "BVLC's Caffe",
     "nvcaffe": "nvcaffe",
+    ENGINE: ENGINE,
 }
 
 
@@ -58,6 +61,11 @@ class Dialect:
     added: Mapping[str, Mapping[str, Definition | int]]
     missing: Mapping[str, frozenset[str] | None]
     changed: Mapping[str, Mapping[str, Definition | int]]
+
+    @property
+    def is_intels(self) -> bool:
+        """Whether it is Intel's Caffe or a descendant, with the faults of its TEST nets and threads."""
+        return self.name != ENGINE and self.knows("NetParameter", "engine")
 
     def knows(self, owner: str, name: str) -> bool:
         """Return whether this Caffe has the field or enum value."""
@@ -106,8 +114,8 @@ def layer_type_dialects(name: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def nearest_layer_type(name: str, dialect: str | None = None) -> str | None:
-    """Return the layer type of one dialect, or of any, that a name is a slip of the keyboard for, or None.
+def nearest_layer_type(name: str, types: frozenset[str] = frozenset()) -> str | None:
+    """Return the one of these layer types, or of all, that a name is a slip of the keyboard for, or None.
 
     A fork's own type is not a slip.
 
@@ -116,8 +124,8 @@ def nearest_layer_type(name: str, dialect: str | None = None) -> str | None:
     """
     if name.lower() in (fork.lower() for fork in TYPES):
         return None
-    chosen = [find_dialect(dialect)] if dialect else load_dialects().values()
-    return find_slip(name, sorted(frozenset().union(*(each.layer_types for each in chosen))))
+    every = (each.layer_types for each in load_dialects().values())
+    return find_slip(name, sorted(types or frozenset().union(*every)))
 
 
 def lr_policy_dialects(name: str) -> tuple[str, ...]:
@@ -317,14 +325,15 @@ def find_counterpart(dialect: str, owner: str, name: str) -> str:
     """
     if owner.endswith(".Engine"):
         return _NO_ENGINE
-    return COUNTERPARTS[dialect].get((owner, name), "")
+    return COUNTERPARTS[OURS if dialect == ENGINE else dialect].get((owner, name), "")
 
 
-def find_layer_counterpart(dialect: str, layer_type: str) -> str:
+def find_layer_counterpart(dialect: Dialect, layer_type: str) -> str:
     """Return the layer type that a dialect has in place of one that it lacks; "" if none.
 
-    >>> find_layer_counterpart("bvlc", "SpatialDropout"), find_layer_counterpart("bvlc", "PriorBox")
+    >>> bvlc = find_dialect("bvlc")
+    >>> find_layer_counterpart(bvlc, "SpatialDropout"), find_layer_counterpart(bvlc, "PriorBox")
     ('Dropout', '')
     """
     other = TYPE_COUNTERPARTS.get(layer_type, "")
-    return other if other in load_dialects()[dialect].layer_types else ""
+    return other if other in dialect.layer_types else ""

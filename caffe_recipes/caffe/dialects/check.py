@@ -12,12 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import (
+    ENGINE,
     LR_POLICIES,
     OURS,
     TITLES,
@@ -63,11 +66,16 @@ def _is_true(message: Message, field: str) -> bool:
     return bool(getattr(message, field, False))
 
 
+def _is_given(message: Message, field: str) -> bool:
+    """Return whether a field is set; it need not exist in the message's schema."""
+    return field in message.DESCRIPTOR.fields_by_name and message.HasField(field)
+
+
 # The Caffe that divides batch_size by its number of GPUs, and the data layers' blocks in which it does.
 BATCH_DIVIDING = ("nvcaffe",)
 _DIVIDED_BLOCKS = ("Data", "HDF5Data", "ImageData", "MemoryData", "WindowData")
 
-MEANING_DIFFERENCES = (
+MEANING_DIFFERENCES: tuple[MeaningDifference, ...] = (
     *(
         MeaningDifference(
             "nvcaffe",
@@ -139,6 +147,40 @@ MEANING_DIFFERENCES = (
 )
 
 
+def _unrun(owner: str, field: str, applies: Callable[[Message], bool], write: str) -> MeaningDifference:
+    """Return a value of one of our fields that caffe-torch does not run."""
+    name = f"{owner}.{field}"
+    texts = (f"caffe-torch does not run this value of {name}", "it refuses the file, with exit code 2", write)
+    return MeaningDifference(ENGINE, owner, field, "dialect-value", name, applies, texts)
+
+
+# What caffe-torch refuses of our own fields: settings.py and operators/data.py of the engine.
+MEANING_DIFFERENCES += (
+    _unrun("SolverParameter", "snapshot_diff", lambda solver: _is_true(solver, "snapshot_diff"), "remove it"),
+    _unrun(
+        "SolverParameter",
+        "eval_type",
+        lambda solver: getattr(solver, "eval_type", "") != "classification",
+        "remove it",
+    ),
+    _unrun(
+        "DataParameter",
+        "backend",
+        lambda data: getattr(data, "backend", 0) != pb.DataParameter.LMDB,
+        "convert the data to an LMDB, and write backend: LMDB",
+    ),
+    *(
+        _unrun("ImageDataParameter", name, partial(_is_true, field=name), "write new_height and new_width")
+        for name in ("min_height", "min_width")
+    ),
+    *(
+        _unrun(f"{block}Parameter", name, partial(_is_given, field=name), f"write transform_param.{name}")
+        for block in ("Data", "ImageData")
+        for name in ("scale", "mean_file", "crop_size", "mirror")
+    ),
+)
+
+
 def find_meaning_differences(message: Message, owner: str, dialect: str) -> Iterator[MeaningDifference]:
     """Yield what a dialect interprets differently in a message, without the messages inside it."""
     for difference in MEANING_DIFFERENCES:
@@ -170,6 +212,7 @@ DIFFERENCE_RULES: Mapping[str, DialectRule] = {
 }
 
 _FILE_REFUSED = "it aborts when it reads the file, with exit code 134"
+_REFUSED = "it refuses the file, with exit code 2"
 _KEPT_SIZE = (
     "no field there rounds the size down: without it the output is larger by 1 on each axis whose stride "
     "does not divide size + 2 pad - kernel_size"
@@ -266,7 +309,8 @@ def _missing_name(rule: str, path: str, owner: str, name: str, dialect: Dialect)
     others = [TITLES[other] for other in field_dialects(owner, name)]
     place = "here" if dialect.name == OURS else "there"
     write = f"remove it; {place} {here}" if here else f"remove it; {_only_in(others)}"
-    return DialectDifference(rule, path, f"{owner}.{name}", what, _FILE_REFUSED, write)
+    effect = _REFUSED if dialect.name == ENGINE else _FILE_REFUSED
+    return DialectDifference(rule, path, f"{owner}.{name}", what, effect, write)
 
 
 def _takes_single_value(owner: str, name: str, dialect: Dialect) -> bool:
@@ -344,15 +388,17 @@ def _check_string(
     """Check strings that must be known to Caffe: layer types, solver types and lr policies."""
     title = TITLES[dialect.name]
     if (owner, field.name) == ("LayerParameter", "type") and word not in dialect.layer_types:
-        hint = find_layer_counterpart(dialect.name, word)
+        hint = find_layer_counterpart(dialect, word)
         write = f"{hint} is similar" if hint else _suggest_type(word, dialect)
-        effect = f"it aborts when it creates the net: Unknown layer type: {word}"
+        aborts = f"it aborts when it creates the net: Unknown layer type: {word}"
+        effect = _REFUSED if dialect.name == ENGINE else aborts
         yield DialectDifference(
             "dialect-layer-type", path, word, f"{title} has no layer type '{word}'", effect, write
         )
     elif (owner, field.name) == ("SolverParameter", "type") and word not in dialect.solver_types:
         write = _nearest(word, dialect.solver_types, solver_type_dialects(word))
-        effect = f"it aborts when it starts: Unknown solver type: {word}"
+        aborts = f"it aborts when it starts: Unknown solver type: {word}"
+        effect = _REFUSED if dialect.name == ENGINE else aborts
         what = f"{title} has no solver type '{word}'"
         yield DialectDifference("dialect-solver-type", path, word, what, effect, write)
     elif (owner, field.name) == ("SolverParameter", "lr_policy") and word not in dialect.lr_policies:
@@ -388,7 +434,7 @@ def _suggest_type(word: str, dialect: Dialect) -> str:
         return _only_in([TITLES[other] for other in others])
     if word in TYPES:
         return describe_fork(TYPES[word], is_type=True)
-    near = nearest_layer_type(word, dialect.name)
+    near = nearest_layer_type(word, dialect.layer_types)
     return f"did you mean '{near}'?" if near else "no Caffe known here has it"
 
 

@@ -100,8 +100,8 @@ TYPES = (
         zeroing_fields=("log_param.scale",),
         loses_bottom=lambda layer: True,
     ),
-    LayerType("LogSoftmax", keeps_order=True),
-    LayerType("MnActivation", in_place=True),
+    LayerType("LogSoftmax", is_run=False, keeps_order=True),
+    LayerType("MnActivation", is_run=False, in_place=True),
     _pointwise(
         "PReLU",
         shapes=_prelu,

@@ -147,11 +147,12 @@ _data_layer = partial(LayerType, bottoms=(0, 0), blocks=("transform_param",))
 TYPES = (
     _data_layer(
         "AnnotatedData",
+        is_run=False,
         blocks=("data_param", "transform_param"),
         source=Source(_annotated_data),
         is_never_loss=True,
     ),
-    LayerType("BoxData", blocks=("data_param", "transform_param")),
+    LayerType("BoxData", is_run=False, blocks=("data_param", "transform_param")),
     _data_layer(
         "Data",
         source=Source(_data),
@@ -188,6 +189,7 @@ TYPES = (
     ),
     LayerType(
         "HDF5Output",
+        is_run=False,
         shapes=no_tops,
         bottoms=(2, 2),
         refuses=(
@@ -204,6 +206,7 @@ TYPES = (
     _data_layer("Input", blocks=(), source=Source(_input, reads_files=False, is_sized_by_files=False)),
     _data_layer(
         "MemoryData",
+        is_run=False,
         source=Source(_memory_data, reads_files=False, names_source=False, is_sized_by_files=False),
         refuses=(
             TopCount(2),
@@ -218,15 +221,17 @@ TYPES = (
             ),
         ),
     ),
-    LayerType("Python", in_place=True, is_result=True),
-    LayerType("TRT", is_result=True),
+    LayerType("Python", is_run=False, in_place=True, is_result=True),
+    LayerType("TRT", is_run=False, is_result=True),
     _data_layer(
         "VideoData",
+        is_run=False,
         blocks=("data_param", "transform_param"),
         source=Source(_video_data, names_source=False),
     ),
     _data_layer(
         "WindowData",
+        is_run=False,
         source=Source(_window_data, is_sized_by_files=False),
         refuses=(
             TopCount(2),

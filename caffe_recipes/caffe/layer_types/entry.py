@@ -140,7 +140,8 @@ class LayerType:
     """A layer type. What is not known of a type has the default, as all of an unknown type has.
 
     The schema: `blocks` are the blocks that it reads besides the one named after it; `v1` is its name in V1
-    nets, where it is not its own in capitals; `has_engine` says whether its block selects its engine.
+    nets, where it is not its own in capitals; `has_engine` says whether its block selects its engine, and
+    `is_run` whether caffe-torch has an operator for it.
 
     The shapes: `shapes` infers the tops and the learned blobs from the bottoms, and `source` the tops of a
     data layer. Where `shapes` is known, it takes from `bottoms[0]` to `bottoms[1]` bottoms, and makes at
@@ -177,6 +178,7 @@ class LayerType:
     blocks: tuple[str, ...] = ()
     v1: str = ""
     has_engine: bool = False
+    is_run: bool = True
     shapes: Callable[[pb.LayerParameter, Shapes], Result] | None = None
     source: Source | None = None
     bottoms: tuple[int, float] = (1, 1)

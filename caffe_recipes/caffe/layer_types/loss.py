@@ -145,7 +145,7 @@ TYPES = (
         no_backward=(1, 2),
         loss_weight=1,
     ),
-    LayerType("MultiBoxLoss", blocks=("loss_param",), no_backward=(2, 3)),
+    LayerType("MultiBoxLoss", is_run=False, blocks=("loss_param",), no_backward=(2, 3)),
     LayerType(
         "MultinomialLogisticLoss", shapes=_label_loss, bottoms=(2, 2), no_backward=_LABELS, loss_weight=1
     ),
@@ -173,7 +173,7 @@ TYPES = (
         ),
         loss_weight=0,
     ),
-    LayerType("SmoothL1LossOHEM", blocks=("smooth_l1_loss_param", "loss_param"), loss_weight=0),
+    LayerType("SmoothL1LossOHEM", is_run=False, blocks=("smooth_l1_loss_param", "loss_param"), loss_weight=0),
     LayerType(
         "SoftmaxWithLoss",
         blocks=("softmax_param", "loss_param"),
@@ -193,5 +193,7 @@ TYPES = (
         is_classifier=True,
         activation=("Softmax", "MultinomialLogisticLoss"),
     ),
-    LayerType("SoftmaxWithLossOHEM", blocks=("softmax_param", "loss_param"), is_classifier=True),
+    LayerType(
+        "SoftmaxWithLossOHEM", is_run=False, blocks=("softmax_param", "loss_param"), is_classifier=True
+    ),
 )

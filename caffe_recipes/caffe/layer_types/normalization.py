@@ -121,7 +121,14 @@ TYPES = (
         operations=_batch_norm_passes,
     ),
     LayerType("BN", shapes=_bn, learned=2, fillers=_bn_fillers, in_place=True, is_never_loss=True),
-    LayerType("MKLBatchNorm", blocks=("batch_norm_param",), learned=5, has_statistics=True, in_place=True),
+    LayerType(
+        "MKLBatchNorm",
+        is_run=False,
+        blocks=("batch_norm_param",),
+        learned=5,
+        has_statistics=True,
+        in_place=True,
+    ),
     LayerType(
         "LRN",
         has_engine=True,

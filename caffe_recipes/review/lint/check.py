@@ -9,7 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe.chain import batch_per_rank, plan_starts, solver_type, stop_phases
-from caffe_recipes.caffe.dialects import OURS, load_dialects
+from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.dialects.engine import find_judge
 from caffe_recipes.caffe.net_states import train_state
 from caffe_recipes.caffe.prototxt import LAYER
 from caffe_recipes.review.lint.findings import SEVERITIES, split_place
@@ -119,7 +120,7 @@ def check_net(
         tuple(phase for phase, _ in inferred),
         classes,
         datum_of,
-        load_dialects()[dialect],
+        find_judge(dialect),
         labels_of,
     )
     found = [*old, *_check_layers(view, [misfits for _, misfits in inferred])]

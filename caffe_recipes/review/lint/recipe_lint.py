@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe.chain import Chain, ChainFacts, Link
+from caffe_recipes.caffe.dialects import ENGINE, OURS
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.config import Location, write_key
 from caffe_recipes.files.bounded_reads import read_bytes
-from caffe_recipes.recipe.model import Phase, TensorFlowRecipe
+from caffe_recipes.recipe.model import OUR_TRAINER, Phase, TensorFlowRecipe
 from caffe_recipes.recipe.source import load_recipe, locate_keys
 from caffe_recipes.recipe.translate import original_name, translate
 from caffe_recipes.render.dialect import find_parts
@@ -46,13 +47,14 @@ def lint_recipe(
     """
     recipe = load_recipe(name_or_path)
     common = recipe.solver.model_fields_set
-    if not find_parts(recipe, dialect):
+    if dialect != ENGINE and not find_parts(recipe, dialect):
         recipe = translate(recipe, dialect)
     locate = locate_keys(name_or_path)
     texts = generate_prototxts(recipe)
     if stale := _describe_stale(recipe, name_or_path, texts):
         report(stale)
-    return _lint_texts(recipe, common, texts, locate, dialect)
+    judge = _judge(recipe) if dialect == OURS else dialect
+    return _lint_texts(recipe, common, texts, locate, judge)
 
 
 def lint_frozen(recipe: AnyRecipe) -> list[Finding]:
@@ -63,7 +65,12 @@ def lint_frozen(recipe: AnyRecipe) -> list[Finding]:
     if isinstance(recipe, TensorFlowRecipe):
         return []
     texts, common = generate_prototxts(recipe), recipe.solver.model_fields_set
-    return _lint_texts(recipe, common, texts, lambda key: f"{recipe.name}: {write_key(key)}", recipe.dialect)
+    return _lint_texts(recipe, common, texts, lambda key: f"{recipe.name}: {write_key(key)}", _judge(recipe))
+
+
+def _judge(recipe: Recipe) -> str:
+    """Return the dialect by which a recipe's files are judged: what caffe-torch runs, if it trains them."""
+    return ENGINE if recipe.trainer == OUR_TRAINER else recipe.dialect
 
 
 def _lint_texts(
@@ -91,7 +98,7 @@ def find_errors(
     def locate(key: Location) -> str:
         return f"{recipe.name}: {write_key(key)}"
 
-    checked = check_recipe(recipe, texts, locate, recipe.dialect, root, lmdb_source)
+    checked = check_recipe(recipe, texts, locate, _judge(recipe), root, lmdb_source)
     errors = [
         one
         for one in sort_findings(checked, texts)

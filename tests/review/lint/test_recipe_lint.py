@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,29 @@ def test_the_errors_in_some_phases_are_found_but_for_accepted_ones(tmp_path: Pat
     assert errors(NO_LOSS) == [], "nothing is left to train"
     accepted = f"{NO_LOSS}accept: [{{finding: no-loss, reason: none}}, {{finding: tpyo, reason: none}}]\n"
     assert errors(accepted, "a", "b") == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "wrong"),
+    [("./caffe", {"unknown-layer-type": 2}), ("caffe-torch", {"dialect-layer-type": 1})],
+    ids=["caffe", "caffe-torch"],
+)
+def test_the_trainer_decides_which_layer_types_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, wrong: dict[str, int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.prototxt").write_text(
+        'layer { name: "d" type: "Data" top: "x" top: "y" }'
+        'layer { name: "c" type: "DepthwiseConvolution" bottom: "x" top: "c"'
+        " convolution_param { num_output: 3 kernel_size: 1 } }"
+        'layer { name: "s" type: "LogSoftmax" bottom: "c" top: "s" }'
+        'layer { name: "ip" type: "InnerProduct" bottom: "s" top: "v" inner_product_param {num_output: 4} }'
+        'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "v" bottom: "y" }'
+    )
+    Path("mine.yaml").write_text(NO_LOSS.replace("./caffe", trainer).replace(", other: {}", ""))
+    found = [one for one in lint_targets(["mine.yaml"], LintOptions()) if one.id.endswith("layer-type")]
+    assert Counter(one.id for one in found) == wrong
+    assert {"LogSoftmax" in one.what for one in found[-1:]} == {True}
 
 
 def test_a_finding_in_a_net_of_the_recipe_s_own_is_placed_in_its_prototxt(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from caffe_recipes.caffe.dialects import OURS, find_dialect
+from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.dialects.engine import find_judge
 from caffe_recipes.review.lint.registry import finding
 from caffe_recipes.review.lint.subjects import ReadFile, file_rate_rule
 
@@ -45,7 +46,7 @@ def check_dialect_rates(file: ReadFile) -> Iterator[Finding]:
     document, dialect = file.given, file.dialect
     if dialect == OURS:
         return
-    known = find_dialect(dialect)
+    known = find_judge(dialect)
     for path, solver in solvers_in(document.message):
         given = [field for field in _DIALECT_RATE_FIELDS if _is_given(solver, field)]
         fields = [field for field in given if known.knows("SolverParameter", field)]

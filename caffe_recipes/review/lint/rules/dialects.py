@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe.dialects import find_dialect
+from caffe_recipes.caffe.dialects import ENGINE
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
+from caffe_recipes.caffe.dialects.engine import find_judge, find_unrun
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.review.lint.registry import finding
 from caffe_recipes.review.lint.subjects import dialect_text_rule
@@ -28,9 +29,12 @@ def check_dialect(text: str, path: str | Path, dialect: str) -> Iterator[Finding
     The text may be a net, a solver that contains nets, several solvers, or a label map. Raises PrototxtError
     for text that no Caffe can read, and InputError for an unknown dialect.
     """
-    judge = find_dialect(dialect)
+    judge = find_judge(dialect)
     document = parse_lenient(text, path)
+    is_converted = dialect == ENGINE and not find_unrun(document)
     for each in check_message(document.message, judge, document):
+        if is_converted and each.rule == "dialect-field":
+            continue
         repeated = f" ({each.count} times in this file; this is the first)" if each.count > 1 else ""
         yield finding(
             each.rule,

@@ -67,7 +67,7 @@ def _only_reader(phase: PhaseNet, i: int) -> int | None:
 )
 def check_folds(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     """Find what Intel's Caffe folds in TEST, but cannot, or folds differently in TRAIN."""
-    if not view.dialect.knows("NetParameter", "engine") or phase.phase != pb.TEST:
+    if not view.dialect.is_intels or phase.phase != pb.TEST:
         return
     folds = _find_folds(phase)
     for i, (_, scale) in folds.items():

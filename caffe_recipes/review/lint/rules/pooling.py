@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import OURS, TITLES, load_dialects
+from caffe_recipes.caffe.dialects import ENGINE, OURS, TITLES, load_dialects
 from caffe_recipes.caffe.dialects.schema import rounds_down, to_ours
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layer_types.dimensions import MisfitError
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 )
 def check_rounding(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     """Find pooling layers whose output is smaller in the Caffe that a net was written for."""
+    if view.dialect.name == ENGINE:  # it rounds down where the field says so
+        return
     is_known = view.dialect.knows("PoolingParameter", "round_mode")
     for i, layer in enumerate(phase.layers):
         given = phase.given_layer(i).pooling_param

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.caffe.dialects import ENGINE, OURS
+from caffe_recipes.caffe.dialects.engine import find_unrun
 from caffe_recipes.caffe.dialects.schema import (
     describe_name,
     foreign_values,
@@ -106,9 +108,14 @@ def check_foreign(file: ReadFile) -> Iterator[Finding]:
     values: dict[tuple[str, str], list[tuple[str, object]]] = {}
     for path, owner, field, value in foreign_values(document.message):
         values.setdefault((owner, field), []).append((path, value))
-    for name in outer_foreign(document):
+    names = find_unrun(document) if file.dialect == ENGINE else outer_foreign(document)
+    for name in names:
         if name.owner != V1_TYPE and (file.dialect == OURS or not is_known(name)):
-            yield _unknown_field(document, name, values.get((name.owner, name.name), []))
+            found = _unknown_field(document, name, values.get((name.owner, name.name), []))
+            is_ours = file.dialect == ENGINE
+            yield (
+                replace(found, effect="caffe-torch refuses the file, with exit code 2") if is_ours else found
+            )
 
 
 def _unknown_field(document: Document[Any], name: ForeignName, values: list[tuple[str, object]]) -> Finding:

@@ -101,7 +101,7 @@ def _check_means(view: NetView, index: int, layer: pb.LayerParameter) -> Iterato
 )
 def _check_single_mean(view: NetView, index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param, channels = layer.transform_param, _count_channels(layer, view.first_datum(layer)) or 0
-    if view.dialect.knows("NetParameter", "engine") and len(param.mean_value) == 1 and channels > 1:
+    if view.dialect.is_intels and len(param.mean_value) == 1 and channels > 1:
         value = show_number(param.mean_value[0])
         yield layer_finding(
             "mean-value-alone",

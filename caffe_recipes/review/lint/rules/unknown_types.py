@@ -41,7 +41,7 @@ def check_layer_types(view: NetView) -> Iterator[Finding]:
 
 
 def _unknown_layer_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
-    near = nearest_layer_type(type_, view.dialect.name)
+    near = nearest_layer_type(type_, view.dialect.layer_types)
     others = layer_type_dialects(type_)
     groups = _depthwise_groups(view, layers) if type_ in DEPTHWISE else {}
     if type_ in DEPTHWISE:
