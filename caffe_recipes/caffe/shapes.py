@@ -230,8 +230,11 @@ def _check_names(
 
 
 def _suggest(net: pb.NetParameter, name: str, producers: Mapping[str, str], phase: int) -> str:
-    elsewhere = [layer.name for layer in net.layer if name in layer.top]
-    if elsewhere:
-        return f"layer '{elsewhere[0]}' produces it, but not before this one in phase {pb.Phase.Name(phase)}"
+    for layer in net.layer:
+        if name in layer.top:
+            stages = [rule.stage[0] for rule in layer.include if rule.stage]
+            where = f"not before this one in phase {pb.Phase.Name(phase)}"
+            where = f"only in stage '{stages[0]}'" if stages else where
+            return f"layer '{layer.name}' produces it, but {where}"
     other = "use a blob that a layer above produces" if producers else "there are no blobs yet"
     return did_you_mean(name, producers, other, cutoff=0)

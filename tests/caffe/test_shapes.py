@@ -114,6 +114,10 @@ def test_a_bottom_of_another_phase_names_its_layer_and_the_phase() -> None:
     infer_shapes(net, pb.TRAIN)
     with pytest.raises(PrototxtError, match=r"layer 'd' produces it, but not before this one in phase TEST"):
         infer_shapes(net, pb.TEST)
+    net.layer[0].include[0].stage.append("train")
+    with pytest.raises(PrototxtError, match=r"layer 'd' produces it, but only in stage 'train'"):
+        infer_shapes(net, pb.TRAIN)
+    infer_shapes(net, pb.TRAIN, stages=["train"])
 
 
 def test_a_top_made_twice_is_refused_unless_in_place() -> None:
