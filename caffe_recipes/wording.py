@@ -32,7 +32,7 @@ def escape_commands(text: str) -> str:
     >>> escape_commands("::error::a\n  ::b c::d")
     '\\x3a:error::a\n  \\x3a:b c::d'
     """
-    return _COMMAND.sub(r"\1\\x3a", text)
+    return _COMMAND.sub(r"\1\\x3a", text) if ":" in text else text
 
 
 def plural(count: int, one: str, many: str = "") -> str:

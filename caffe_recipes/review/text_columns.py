@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 # Returns text in a colour, or in bold.
 Paint = Callable[[str, str], str]
@@ -68,15 +68,27 @@ def join_blocks(blocks: Iterable[Sequence[str]]) -> list[str]:
     return [line for block in blocks for line in ("", *block)][1:]
 
 
-def csv_row(values: Iterable[object]) -> str:
-    """Return a row of CSV without its line feed; there may be others in its cells.
+def csv_rows(rows: Iterable[Iterable[object]]) -> list[str]:
+    """Return rows of CSV without their line feeds; there may be others in their cells.
 
-    >>> csv_row([1, "a,b", None])
-    '1,"a,b",'
+    >>> csv_rows([[1, "a,b", None], ["c"]])
+    ['1,"a,b",', 'c']
     """
-    row = io.StringIO()
-    csv.writer(row, lineterminator="\n").writerow(values)
-    return row.getvalue()[:-1]
+    texts: list[str] = []
+    csv.writer(_Writable(texts.append), lineterminator="").writerows(rows)
+    return texts
+
+
+@dataclass(frozen=True)
+class _Writable:
+    """What csv writes to: each row by one call."""
+
+    write: Callable[[str], None]
+
+
+def csv_row(values: Iterable[object]) -> str:
+    """Return a row of CSV as `csv_rows` does."""
+    return csv_rows([values])[0]
 
 
 def wrap_line(line: str, width: int | None, indent: int = 4) -> list[str]:

@@ -73,8 +73,10 @@ class Piece:
     def add(self, row: Measurement) -> None:
         """Add a measurement."""
         key = row.phase, row.net, row.output
-        if key in self.series or len(self.series) < _MOST_SERIES:
-            self.series.setdefault(key, Series()).add(row)
+        if key not in self.series and len(self.series) < _MOST_SERIES:
+            self.series[key] = Series()
+        if series := self.series.get(key):
+            series.add(row)
 
     def x_at(self, axis: XAxis, iteration: int, seconds: float) -> float:
         """Return the place of an iteration, printed at some seconds of the log, on an axis."""

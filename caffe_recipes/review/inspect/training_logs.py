@@ -19,7 +19,7 @@ from caffe_recipes.caffe.measurements import (
 )
 from caffe_recipes.errors import InputError
 from caffe_recipes.files.bounded_reads import reading
-from caffe_recipes.review.text_columns import csv_row
+from caffe_recipes.review.text_columns import csv_rows
 from caffe_recipes.tensorflow.logs import parse_evaluations, parse_step
 from caffe_recipes.units import describe_duration
 from caffe_recipes.wording import describe_count
@@ -66,10 +66,9 @@ def load_measurements(path: Path, log: MeasuredLog) -> Iterator[list[Measurement
     raise InputError(path, f"{what}, in {describe_count(log.lines, 'line')}", hint)
 
 
-def render_rows(path: Path, rows: Sequence[Measurement]) -> Iterator[str]:
-    """Yield measurements as rows of CSV, with the columns COLUMNS."""
-    for row in rows:
-        yield csv_row((path, *row))
+def render_rows(path: Path, rows: Sequence[Measurement]) -> list[str]:
+    """Return measurements as rows of CSV, with the columns COLUMNS."""
+    return csv_rows((path, *row) for row in rows)
 
 
 def render_json_rows(path: Path, rows: Sequence[Measurement]) -> Iterator[str]:
