@@ -7,7 +7,7 @@ have their own exceptions. Also here: the base class of all models (`Value`), an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -25,7 +25,7 @@ from pydantic import (
 
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.limits import MOST_YAML_DEPTH, hint_at_limit, limit
-from caffe_recipes.wording import did_you_mean, shorten
+from caffe_recipes.wording import did_you_mean, find_nearest, shorten
 
 Location = tuple[str | int, ...]
 Fail = Callable[[str | Path, str, str], Exception]
@@ -180,14 +180,19 @@ def validate(
     context: object = None,
     moved: Callable[[Location], Location] | None = None,
 ) -> M:
-    """Return what was read as a model; raises what `fail` returns, for the first mistake.
+    """Return what was read as a model; raises what `fail` returns, for the first mistake, naming the others.
 
     `moved` maps the location of an inherited value to its location in the file.
     """
     try:
         return model.model_validate(source.raw, context=context)
     except ValidationError as error:
-        raise _first_error(error, source, model, moved or (lambda location: location)) from error
+        moved = moved or (lambda location: location)
+        found = error.errors(include_url=False)
+        # A misspelled key often leaves a required one missing: report the misspelling.
+        found.sort(key=lambda each: each["type"] != "extra_forbidden")
+        others = _name_others(found, source, moved)
+        raise _describe_error(found[0], source, model, moved, others) from error
 
 
 def write_key(location: Location) -> str:
@@ -237,24 +242,66 @@ def with_tuples(value: Any) -> Any:  # noqa: ANN401 - any value of YAML or JSON
     return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
-def _first_error(
-    error: ValidationError, source: YamlSource, model: type[BaseModel], moved: Callable[[Location], Location]
+_MOST_OTHERS = 8
+
+
+def _name_others(found: Sequence[Any], source: YamlSource, moved: Callable[[Location], Location]) -> str:
+    """Return the keys of all mistakes but the first, with their lines; "" if there are none."""
+    unknown = [str(each["loc"][-1]) for each in found if each["type"] == "extra_forbidden"]
+    first = _known_part(moved(found[0]["loc"]), source)
+    wrong, missing = dict[str, None](), dict[str, None]()
+    for each in found[1:]:
+        location = moved(each["loc"])
+        inside = _known_part(location, source)
+        if each["type"] == "missing" and inside == location[:-1]:
+            if find_nearest(str(location[-1]), unknown) is None:
+                missing[write_key(location)] = None
+        elif inside and inside != first:
+            wrong[f"{write_key(inside)} (line {source.lines[inside]})"] = None
+    named = {"also wrong": [*wrong], "also missing": [*missing]}
+    return "; ".join(f"{what}: {_name_few(keys)}" for what, keys in named.items() if keys)
+
+
+def _name_few(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - _MOST_OTHERS} more" if len(keys) > _MOST_OTHERS else ""
+    return f"{', '.join(keys[:_MOST_OTHERS])}{more}"
+
+
+def _known_part(location: Location, source: YamlSource) -> Location:
+    """Return a location without what pydantic adds to it, such as the kinds of value that were tried."""
+    while location and location not in source.lines:
+        location = location[:-1]
+    return location
+
+
+def _describe_error(
+    found: Any,  # noqa: ANN401 - pydantic's ErrorDetails
+    source: YamlSource,
+    model: type[BaseModel],
+    moved: Callable[[Location], Location],
+    others: str,
 ) -> Exception:
-    """Turn pydantic's first error into one line that names file, line and key."""
-    # A misspelled key often leaves a required one missing: report the misspelling.
-    found = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    """Turn a mistake into one line that names file, line and key, with the keys of `others`."""
+
+    def fault(reason: str, hint: str) -> Exception:
+        if hint.endswith("?") and others:
+            hint = f"{hint} {others[0].upper()}{others[1:]}"
+        else:
+            hint = "; ".join(filter(None, (hint, others)))
+        return source.fault(place, key, reason, hint)
+
     is_key = found["loc"][-1:] == (_KEY,) and found["type"] != "extra_forbidden"
     location = moved(found["loc"][:-1] if is_key else found["loc"])
     place, key = source.place(location), write_key(location) or source.kind
     if found["type"] == "extra_forbidden":
         known = _fields_at(location[:-1], model)
         hint = did_you_mean(str(location[-1]), known, f"known keys: {', '.join(known)}")
-        return source.fault(place, key, "unknown key", hint)
+        return fault("unknown key", hint)
     if found["type"] == "missing":
-        return source.fault(place, key, "missing", f"every {source.kind} needs it")
+        return fault("missing", f"every {source.kind} needs it")
     message, given = _plain(found), found.get("input")
     if is_key:
-        return source.fault(place, key, f"as a key it {message}", "choose another name")
+        return fault(f"as a key it {message}", "choose another name")
     if found["type"] == "tuple_type" and _fields_at(location, model):
         message += ", or of mappings that each start with `-`"
     shown = (
@@ -262,7 +309,7 @@ def _first_error(
         if isinstance(given, str | int | float | bool) and "error" not in found.get("ctx", {})
         else ""
     )
-    return source.fault(place, key, f"{message[0].lower()}{message[1:]}{shown}", _near_literal(found))
+    return fault(f"{message[0].lower()}{message[1:]}{shown}", _near_literal(found))
 
 
 _KEY = "[key]"  # pydantic ends the location of a mapping's key with this

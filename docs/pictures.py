@@ -133,7 +133,7 @@ def record_run(curves: Path) -> str:
             run.terminate()
             run.wait()
             os.close(master)
-        plot = [PROGRAM, "plot", "digits-local-1", "-o", str(curves)]
+        plot = [str(PROGRAM), "plot", "digits-local-1", "-o", str(curves)]
         subprocess.run(plot, check=True, cwd=folder)
     return screen.draw()
 

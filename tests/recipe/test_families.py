@@ -255,3 +255,27 @@ def test_the_epochs_of_a_row_may_follow_from_data_that_the_nets_name() -> None:
         == parse_recipe(FAMILY, "mine.yaml", Path(), "ours-small").phases[-1].max_iter
     )
     assert "data: as-in-net needs `images: N`" in str(refuse(text.replace("  images: 100000\n", "")))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "family: 7\nrows:\n  - a: {}\nbase: 3\n",
+            "1: family: must be text, not 7; also wrong: base (line 4), rows (line 2); also missing: title",
+        ),
+        (
+            "family: x\ntitle: x\nbase: {prototxt_dirr: x}\nrows:\n  a: {cluster: 3, net: {classes: x}}\n",
+            "3: prototxt_dirr: unknown key; did you mean 'prototxt_dir'? Also wrong: net.classes (line 5),"
+            " cluster (line 5); also missing: title, trainer, net.name, nets, data, phases",
+        ),
+    ],
+)
+def test_all_mistakes_of_a_family_or_a_row_are_named_in_one_error(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as raised:
+        load_recipe(f"{path}:a")
+    assert str(raised.value) == f"{path}:{message}"
