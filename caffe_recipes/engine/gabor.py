@@ -35,7 +35,8 @@ class Wave:
         along = x * np.cos(self.angle) - y * np.sin(self.angle)
         fading = np.exp(-(x * x + y * y) / (2 * self.sigma**2))
         values = self.height * fading * np.cos(along * self.frequency + self.phase)
-        return np.array(self.colour)[:, None, None] * values
+        kernel: NDArray[np.float64] = np.array(self.colour)[:, None, None] * values
+        return kernel
 
 
 # The wave of an index; `turns` is the frequency of which the others are parts.
