@@ -25,7 +25,7 @@ from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.prototxt import Document, is_kind, render_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes, select_layers
 from caffe_recipes.caffe.upgrade import upgrade_net
-from caffe_recipes.engine.communication import Ranks
+from caffe_recipes.engine.communication import AgreedFailure, Ranks
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import SOURCES, DataContext
@@ -33,7 +33,7 @@ from caffe_recipes.engine.settings import load_net, runnable_net
 from caffe_recipes.engine.solver import SignalRequests, Solver
 from caffe_recipes.engine.supported import check_supported
 from caffe_recipes.engine.updates import flatten_params
-from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
 from caffe_recipes.wording import one_line, shorten
 
 BATCH = 2
@@ -170,7 +170,11 @@ def train_twice(path: Path) -> None:
         base_lr=1e-6, lr_policy="fixed", max_iter=2, type="SGD", snapshot_after_train=False
     )
     runnable = _set_up(net, str(path), [*((BATCH, 3, side, side) for side in sides), *_IMAGES], log)
-    Solver(param, runnable, flatten_params(runnable, param), [], Ranks(), SignalRequests(), log).solve()
+    solver = Solver(param, runnable, flatten_params(runnable, param), [], Ranks(), SignalRequests(), log)
+    try:
+        solver.solve()
+    except AgreedFailure as failure:  # such as a loss that is not finite
+        raise RunFailed(path, failure.text) from None
 
 
 def _set_up(net: Any, path: str, images: Iterable[Sequence[int]], log: Log) -> RunnableNet:  # noqa: ANN401

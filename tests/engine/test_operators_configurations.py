@@ -662,7 +662,7 @@ def test_a_configuration_computes_what_caffe_does_and_its_gradient(case: Case, s
     assert torch.autograd.gradcheck(
         lambda *values: tuple(top for top in run(*values) if top.requires_grad),
         (*bottoms, *blobs),
-        atol=1e-5,
+        atol=1e-7,
         rtol=1e-4,
         fast_mode=True,
     )

@@ -28,6 +28,13 @@ def test_a_net_that_fits_no_data_says_why(tmp_path: Path) -> None:
         train_twice(net)
 
 
+def test_a_loss_that_is_not_finite_is_why_a_net_does_not_train(tmp_path: Path) -> None:
+    huge = 'num_output: 3 weight_filler { type: "constant" value: 1e30 }'
+    (tmp_path / "net.prototxt").write_text(HDF5 + IP.replace("num_output: 3", huge) + LOSS % "EuclideanLoss")
+    (tried,) = try_nets(tmp_path)
+    assert tried.why.startswith("iteration 0: the loss is inf")
+
+
 def test_nets_with_code_of_the_users_own_are_listed_but_not_counted(tmp_path: Path) -> None:
     python = 'layer { name: "p" type: "Python" bottom: "ip" top: "p" loss_weight: 1 }'
     (tmp_path / "a.prototxt").write_text(HDF5 + IP + python)
