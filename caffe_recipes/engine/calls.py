@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.engine.operators import FRESH, OVERWRITING
 from caffe_recipes.engine.operators.data import InputLayer
 from caffe_recipes.engine.operators.elementwise import scales_channels
@@ -87,6 +89,65 @@ def _choose_overwriting(call: Call, makers: dict[int, Call]) -> None:
         if maker.node.param.type in FRESH and not maker.weighted:
             call.overwriting, call.overwritten = OVERWRITING[param.type](param), place
             return
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Calls one after another. If `is_recomputed`, their blobs between `inputs` and `outputs` are not kept.
+
+    `inputs` are the blobs that it reads from before, and `outputs` those that are used after it.
+    """
+
+    calls: Sequence[Call]
+    is_recomputed: bool = False
+    inputs: Sequence[int] = ()
+    outputs: Sequence[int] = ()
+
+
+def divide_calls(calls: Sequence[Call]) -> list[Segment]:
+    """Return the calls in segments that are recomputed, about as many as each has calls.
+
+    They end where few blobs are needed later, as after a residual block. Losses and data are not recomputed.
+    """
+    last = {index: place for place, call in enumerate(calls) for index in call.node.bottoms}
+    return [_segment(part, last) if recomputed else Segment(part) for part, recomputed in _parts(calls, last)]
+
+
+def is_loss(call: Call) -> bool:
+    """Return whether a call computes a loss."""
+    return bool(call.weighted) or type_of(call.node.param).loss_weight is not None
+
+
+def _parts(calls: Sequence[Call], last: dict[int, int]) -> Iterator[tuple[list[Call], bool]]:
+    """Yield the calls of each segment, and whether it is recomputed."""
+    length = math.isqrt(len(calls)) + 1
+    part: list[Call] = []
+    needed: set[int] = set()  # blobs that a layer has computed, and one further on reads
+    for place, call in enumerate(calls):
+        if call.node.source is not None or is_loss(call):
+            if part:
+                yield part, True
+            yield [call], False
+            part = []
+            continue
+        part.append(call)
+        needed = {index for index in needed.union(call.tops) if last.get(index, -1) > place}
+        if len(part) >= 3 * length or (len(part) >= length and len(needed) <= 1):
+            yield part, True
+            part = []
+    if part:
+        yield part, True
+
+
+def _segment(calls: list[Call], last: dict[int, int]) -> Segment:
+    """Return calls as a segment that is recomputed, and so does not overwrite what it reads."""
+    made = {index for call in calls for index in call.tops}
+    inputs = {index for call in calls for index in call.node.bottoms if index not in made}
+    within = {index for call in calls for index in call.spent}
+    for call in calls:
+        if call.overwriting and call.node.bottoms[call.overwritten] in inputs:
+            call.overwriting = None
+    return Segment(calls, True, sorted(inputs), sorted(made - within))
 
 
 def _has_own_shapes(node: LayerNode) -> bool:

@@ -28,7 +28,7 @@ from caffe_recipes.wording import one_line
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of `caffe`, with its defaults, and our own: `new_layers`, `source`, `out` and `trace`."""
+    """The flags of `caffe`, with its defaults, and our own, from `new_layers` on."""
 
     solver: str = ""
     model: str = ""
@@ -46,6 +46,9 @@ class Flags:
     source: str = ""
     out: str = ""
     trace: str = ""
+    precision: str = "float32"
+    checkpoint_activations: bool = False
+    sync_bn: bool = False
 
 
 def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
@@ -55,7 +58,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
     4
     """
     commands: list[str] = []
-    given: dict[str, str | int] = {}
+    given: dict[str, str | int | bool] = {}
     words = iter(argv)
     for word in words:
         if not word.startswith("-"):
@@ -64,7 +67,11 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
         name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
         if name.removeprefix("no") in _GLOG_SWITCHES:
             continue
-        if name not in _FLAG_TYPES:
+        name = name.replace("-", "_")
+        if _FLAG_TYPES.get(name) is bool and not equals:
+            given[name] = True
+            continue
+        if name not in _FLAG_TYPES or _FLAG_TYPES[name] is bool:
             known = ", ".join(f"-{name}" for name in _FLAG_TYPES)
             raise InputError("", f"unknown flag {word}", f"choose from {known}")
         if not equals:
@@ -113,6 +120,16 @@ def _number(name: str, value: str) -> int:
     return number
 
 
+PRECISIONS = ("float32", "tf32", "bf16")
+_ONLY = {
+    "source": "predict",
+    "out": "predict",
+    "trace": "time",
+    "precision": "train",
+    "checkpoint_activations": "train",
+    "sync_bn": "train",
+}
+
 REQUIRED_MODULES = ("torch", "numpy", "cv2", "mpi4py")  # imported only after the flags are checked
 
 USAGE = """caffe-torch: run Caffe's prototxts on PyTorch
@@ -132,6 +149,13 @@ usage:
   -source LMDB           read this LMDB instead of the net's
   -trace FILE.json       also write a trace of one pass, for Perfetto or
                          chrome://tracing
+  -precision P           train in float32 (default), in tf32 on a GPU, or in bf16:
+                         bfloat16 products, float32 weights and statistics
+  -checkpoint-activations
+                         keep fewer blobs for the backward pass, and compute the
+                         others again: less memory, a third more time
+  -sync-bn               take the statistics of a BatchNorm over all ranks, not
+                         over the images of each
   -new_layers A,B        initialize these layers from their fillers, even if
                          the weights have them; the weights must have all others
   -gpu N                 use this GPU; without -gpu, train uses solver_mode
@@ -236,8 +260,11 @@ def _check_flags(command: str, flags: Flags) -> None:
     for name in ("weights", "new_layers"):
         if getattr(flags, name) and "" in getattr(flags, name).split(","):
             raise InputError("", f"-{name} {getattr(flags, name)} has an empty name", "write A,B")
-    for name, only in (("source", "predict"), ("out", "predict"), ("trace", "time")):
-        if getattr(flags, name) and command != only:
+    if flags.precision not in PRECISIONS:
+        what = f"-precision '{flags.precision[:80]}' is unknown"
+        raise InputError("", what, f"give {', '.join(PRECISIONS)}")
+    for name, only in _ONLY.items():
+        if getattr(flags, name) != getattr(Flags, name) and command != only:
             raise InputError("", f"-{name} works only with {only}", "leave it out")
     if flags.new_layers and not (command == "train" and flags.weights):
         raise InputError("", "-new_layers works only with train and -weights", "leave it out")
@@ -281,7 +308,8 @@ def _run_training(flags: Flags, world: Ranks, requests: SignalRequests, log: Log
 
         device = subcommands.find_device(flags.gpu, "caffe.cpp:285", log, param, flags.solver)
         start = subcommands.StartPoint(_names(flags.weights), flags.snapshot, _names(flags.new_layers))
-        solver = subcommands.prepare_solver(param, flags.solver, start, world, requests, log, device)
+        options = subcommands.TrainingOptions(flags.precision, flags.checkpoint_activations, flags.sync_bn)
+        solver = subcommands.prepare_solver(param, flags.solver, start, world, requests, log, device, options)
     try:
         subcommands.run(solver, world, log)
     finally:

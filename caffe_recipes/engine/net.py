@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 import torch
 from google.protobuf import text_format
 from torch import Generator, Tensor
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import unsupported_names
@@ -23,7 +25,7 @@ from caffe_recipes.caffe.dialects.schema import foreign_values
 from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
 from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, stats_images
-from caffe_recipes.engine.calls import Call, LayerNode, list_calls
+from caffe_recipes.engine.calls import Call, LayerNode, Segment, divide_calls, is_loss, list_calls
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
 from caffe_recipes.engine.operators import OPERATORS
@@ -35,6 +37,7 @@ from caffe_recipes.engine.operators.data import (
     first_image_shape,
 )
 from caffe_recipes.engine.operators.loss import OverwrittenLoss
+from caffe_recipes.engine.operators.normalization import batch_norm
 from caffe_recipes.engine.operators.operator import (
     Forward,
     LabelError,
@@ -104,6 +107,8 @@ class RunnableNet:
         self._shapes: list[TensorShape] = []
         self._values: list[Tensor] = []
         self._calls: list[Call] = []
+        self._segments: list[Segment] = []
+        self.is_synchronised = context.statistics.sum is not None  # the ranks wait for each other in a pass
         self._overwritten: dict[int, OverwrittenLoss] = {}
         self._forwards: dict[tuple[TensorShape, ...], list[Forward]] = {}
         self._elements = 0
@@ -232,6 +237,8 @@ class RunnableNet:
     def _set_up(self, layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
         """Return the forward function of a layer."""
         try:
+            if layer.type == "BatchNorm":
+                return batch_norm(layer, shapes, self._context.statistics)
             return OPERATORS[layer.type](layer, shapes)
         except CaffeRecipesError:
             raise
@@ -357,46 +364,93 @@ class RunnableNet:
     def _list_calls(self) -> None:
         self._values = [_FREED] * len(self._shapes)
         self._calls = list_calls(self.nodes)
+        self._segments = divide_calls(self._calls) if self._context.recomputes else [Segment(self._calls)]
 
     def forward(self) -> Tensor:
         """Run all layers on the next batch, and return the loss: the weighted sum of the losses.
 
         Raises DataError, with the record, if a label is not one of the classes.
         """
-        values, loss = self._values, None
-        read = self._read()
-        for step in self._calls:
-            node = step.node
-            xs = [values[index] for index in node.bottoms]
-            if node.detached:
-                xs = [x.detach() if detached else x for x, detached in zip(xs, node.detached, strict=True)]
-            blobs = step.blobs
-            if step.shapes:
-                blobs = [blob.reshape(shape) for blob, shape in zip(blobs, step.shapes, strict=True)]
-            if step.overwriting and not self.keeps_blobs:
-                place = step.overwritten
-                tops = [step.overwriting([xs[place], *xs[:place], *xs[place + 1 :]])]
-            else:
-                tops = read.pop(0) if node.source is not None else self._run(node, xs, blobs)
-            self.follow(node, tops)
-            for index, top in zip(step.tops, tops, strict=True):
-                values[index] = top
-            for index, weight in step.weighted:
-                if index in self._overwritten:
-                    part = self._overwritten[index].contribution(values[index])
+        read, losses = self._read(), list[Tensor]()
+        keeps_all = self.keeps_blobs or not torch.is_grad_enabled()
+        kind = torch.device(self._context.device).type
+        with torch.autocast(kind, torch.bfloat16, enabled=self._context.uses_bf16):
+            for segment in self._segments:
+                if segment.is_recomputed and not keeps_all:
+                    self._run_recomputed(segment)
                 else:
-                    part = values[index].sum() if values[index].dim() else values[index]
-                    part = part if weight == 1 else part * weight
-                loss = part if loss is None else loss + part
-            if not self.keeps_blobs:  # then only what the backward pass needs stays in memory
-                for index in step.spent:
-                    values[index] = _FREED
-        return loss if loss is not None else torch.zeros(())
+                    for call in segment.calls:
+                        losses += self._run_call(call, self._values, read)
+        return sum(losses[1:], losses[0]) if losses else torch.zeros(())
+
+    def _run_recomputed(self, segment: Segment) -> None:
+        """Run a segment whose blobs are computed again for the backward pass."""
+        values = self._values
+
+        def compute(*inputs: Tensor) -> list[Tensor]:
+            own = dict(zip(segment.inputs, inputs, strict=True))
+            for call in segment.calls:
+                self._run_call(call, own, [])
+            return [own[index] for index in segment.outputs]
+
+        # All of a segment is computed again: it would end early by an exception in the midst of a layer.
+        with set_checkpoint_early_stop(False):
+            made = checkpoint(
+                compute,
+                *(values[index] for index in segment.inputs),
+                use_reentrant=False,
+                context_fn=lambda: (nullcontext(), self._context.statistics.recomputing()),
+            )
+        for call in segment.calls:
+            for index in call.spent:
+                values[index] = _FREED
+        for index, value in zip(segment.outputs, made, strict=True):
+            values[index] = value
+
+    def _run_call(
+        self, call: Call, values: MutableSequence[Tensor] | dict[int, Tensor], read: list[list[Tensor]]
+    ) -> list[Tensor]:
+        """Run one call on blobs, and return its weighted losses; `read` has the tops of data layers."""
+        node, blobs = call.node, call.blobs
+        xs = [values[index] for index in node.bottoms]
+        if node.detached:
+            xs = [x.detach() if detached else x for x, detached in zip(xs, node.detached, strict=True)]
+        if is_loss(call) and self._context.uses_bf16:
+            xs = [x.float() for x in xs]
+        if call.shapes:
+            blobs = [blob.reshape(shape) for blob, shape in zip(blobs, call.shapes, strict=True)]
+        if call.overwriting and not self.keeps_blobs:
+            place = call.overwritten
+            with self._naming(node):
+                tops = [call.overwriting([xs[place], *xs[:place], *xs[place + 1 :]])]
+        else:
+            tops = read.pop(0) if node.source is not None else self._run(node, xs, blobs)
+        self.follow(node, tops)
+        for index, top in zip(call.tops, tops, strict=True):
+            values[index] = top
+        losses = [self._weighted(index, weight, values[index]) for index, weight in call.weighted]
+        if not self.keeps_blobs:  # then only what the backward pass needs stays in memory
+            for index in call.spent:
+                values[index] = _FREED
+        return losses
+
+    def _weighted(self, index: int, weight: float, value: Tensor) -> Tensor:
+        """Return the contribution of a loss to the whole loss."""
+        if index in self._overwritten:
+            return self._overwritten[index].contribution(value)
+        part = value.sum() if value.dim() else value
+        return part if weight == 1 else part * weight
 
     def _run(self, node: LayerNode, xs: list[Tensor], blobs: list[Tensor]) -> list[Tensor]:
         """Run one layer. Errors name the layer."""
-        try:
+        with self._naming(node):
             return node.forward(xs, blobs)
+
+    @contextmanager
+    def _naming(self, node: LayerNode) -> Iterator[None]:
+        """Name the layer in errors."""
+        try:
+            yield
         except LabelError as error:
             raise self._label_error(node, error) from None
         except CaffeRecipesError:

@@ -319,6 +319,8 @@ class Solver:
             except Diverged as error:
                 failure = self._explain(error)
             except CaffeRecipesError as error:
+                if self.net.is_synchronised:  # the others may wait in this pass
+                    raise
                 failure = error
             requested, mean = self._reduce_status(failure, loss.item())
             total, requests = float32(total + mean), requests | requested

@@ -27,6 +27,7 @@ from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_hos
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
+from caffe_recipes.engine.operators.operator import NO_RANKS, BatchStatistics
 from caffe_recipes.engine.settings import load_net, test_nets, train_net
 from caffe_recipes.engine.snapshot import check_complete, check_prefix, copy_history, copy_weights
 from caffe_recipes.engine.solver import SignalRequests, Solver, format_output
@@ -47,6 +48,22 @@ class StartPoint:
     weights: tuple[str, ...] = ()
     snapshot: str = ""
     new_layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options of `train` that Caffe does not have, as PyTorch names them.
+
+    `precision` is float32, tf32 (on a GPU) or bf16; `recomputes` keeps fewer blobs for the backward pass;
+    `synchronises` takes the statistics of a BatchNorm over all ranks.
+    """
+
+    precision: str = "float32"
+    recomputes: bool = False
+    synchronises: bool = False
+
+
+_PLAIN = TrainingOptions()
 
 
 def find_device(
@@ -109,8 +126,13 @@ def prepare_solver(
     requests: SignalRequests,
     log: Log,
     device: str,
+    options: TrainingOptions = _PLAIN,
 ) -> Solver:
     """Return the solver with its nets set up. Raises InputError before anything is written."""
+    if options.precision == "tf32":
+        if device == "cpu":
+            raise InputError("", "--precision tf32 is of GPUs", "leave it out to train on the CPU")
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     log.info("solver.cpp:107", "Initializing solver from parameters: \n" + _text(param))
     if param.snapshot or param.snapshot_after_train:
         check_prefix(param.snapshot_prefix)
@@ -122,7 +144,11 @@ def prepare_solver(
     tested = test_nets(param, path)
     check_supported([(message, source), *tested])
     log.info("solver.cpp:153", f"Creating training net from net file: {source}")
-    context = DataContext(ranks.rank, ranks.size, seed, rank_seed, log, device)
+    together = options.synchronises and ranks.size > 1
+    statistics = BatchStatistics(ranks.size, lambda tensor: ranks.sum(tensor)()) if together else NO_RANKS
+    context = DataContext(ranks.rank, ranks.size, seed, rank_seed, log, device, replace(statistics))
+    uses_bf16 = options.precision == "bf16"
+    context = replace(context, uses_bf16=uses_bf16, recomputes=options.recomputes)
     net = RunnableNet(message, source, context, generator)
     if not any(node.weighted for node in net.nodes):
         what = f"{source}: no layer of the TRAIN net has a loss, so nothing is learned"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
+from caffe_recipes.engine.calls import divide_calls
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
@@ -37,23 +41,28 @@ def conv(name: str, bottom: str) -> str:
 BLOCK = INPUT + conv("a", "data") + conv("b", "a")  # "a" is read by both "b" and the sum
 
 
-def build(param: pb.NetParameter, keeps_blobs: bool) -> RunnableNet:
+CONTEXT = DataContext(0, 1, 0, 0, Log(enabled=False))
+
+
+def build(param: pb.NetParameter, keeps_blobs: bool, context: DataContext = CONTEXT) -> RunnableNet:
     param.state.phase = pb.TRAIN
-    net = RunnableNet(param, "net", DataContext(0, 1, 0, 0, Log(enabled=False)), Generator().manual_seed(1))
+    net = RunnableNet(param, "net", context, Generator().manual_seed(1))
     net.keeps_blobs = keeps_blobs
     flatten_params(net, pb.SolverParameter())
     return net
 
 
-def train_once(param: pb.NetParameter, keeps_blobs: bool) -> list[Tensor]:
-    net = build(param, keeps_blobs)
+def train_once(
+    param: pb.NetParameter, keeps_blobs: bool = False, context: DataContext = CONTEXT
+) -> list[Tensor]:
+    net = build(param, keeps_blobs, context)
     torch.manual_seed(1)  # of dropout
     loss = net.forward()
     if loss.requires_grad:
         loss.backward()
-    return [net.value(output.index) for output in net.outputs] + [
-        param.tensor.grad for param in net.params if param.tensor.grad is not None
-    ]
+    statistics = [param.tensor for param in net.params if not param.has_gradient]
+    gradients = [param.tensor.grad for param in net.params if param.tensor.grad is not None]
+    return [net.value(output.index) for output in net.outputs] + gradients + statistics
 
 
 @pytest.mark.parametrize(
@@ -83,3 +92,55 @@ def test_a_layer_overwrites_only_a_bottom_that_nothing_needs(text: str, overwrit
     assert [call.node.param.name for call in net.calls if call.overwriting] == overwriting
     for mine, kept in zip(train_once(param, False), train_once(param, True), strict=True):
         assert torch.equal(mine, kept)
+
+
+def deep(blocks: int, between: str = "") -> pb.NetParameter:
+    """Return a net of residual blocks with statistics, one after another."""
+    text, below = INPUT, "data"
+    for n in range(blocks):
+        one, two, top = f"a{n}", f"b{n}", f"s{n}"
+        text += conv(one, below) + RELU.format(one, "") + conv(two, one)
+        joined = (SUM % "").replace('"a"', f'"{below}"').replace('"b"', f'"{two}"')
+        text += joined.replace('"sum"', f'"{top}"')
+        text += RELU.format(top, "") + between.replace("TOP", top)
+        below = top
+    return parse_prototxt(text + LOSS.replace('"sum"', f'"{below}"'), pb.NetParameter)
+
+
+@pytest.mark.parametrize(
+    "between",
+    ["", 'layer { name: "drop_TOP" type: "Dropout" bottom: "TOP" top: "TOP" }'],
+)
+def test_recomputed_blobs_give_the_same_gradients_and_move_the_statistics_once(between: str) -> None:
+    recomputing = replace(CONTEXT, recomputes=True)
+    net = build(deep(8, between), False, recomputing)
+    assert sum(segment.is_recomputed for segment in divide_calls(net.calls)) > 3
+    kept, again = (train_once(deep(8, between), context=one) for one in (CONTEXT, recomputing))
+    for mine, its in zip(again, kept, strict=True):
+        assert torch.equal(mine, its)
+
+
+def note(sizes: list[int], tensor: Tensor) -> Tensor:
+    sizes.append(tensor.numel())
+    return tensor
+
+
+def test_fewer_blobs_are_kept_for_the_backward_pass() -> None:
+    kept = []
+    for recomputes in (False, True):
+        net = build(deep(12), False, replace(CONTEXT, recomputes=recomputes))
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(partial(note, saved), lambda x: x):
+            net.forward()
+        kept.append(sum(saved))
+    assert kept[1] < kept[0] / 2
+
+
+@pytest.mark.parametrize("images", [0, 1])
+def test_bf16_computes_about_the_same_gradients_of_float32_weights(images: int) -> None:
+    param = deep(2)
+    param.bn_stats_batch_size = images  # with 1, the batch is normalised in two parts
+    exact, rounded = (train_once(param, context=replace(CONTEXT, uses_bf16=one)) for one in (False, True))
+    assert {tensor.dtype for tensor in rounded} == {torch.float32}
+    mine, its = (torch.cat([tensor.flatten() for tensor in made]) for made in (rounded, exact))
+    assert 0 < float((mine - its).norm()) < 0.1 * float(its.norm())

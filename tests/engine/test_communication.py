@@ -107,6 +107,31 @@ def test_ranks_average_their_gradients_and_rank_0_logs_and_writes(
     assert done.stderr.count("Optimization Done.") == 2  # the solver's and the tool's
 
 
+NORMALISED = (
+    'layer { name: "first" type: "InnerProduct" bottom: "data" top: "first"'
+    '  inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }'
+    'layer { name: "bn" type: "BatchNorm" bottom: "first" top: "bn" }'
+    'layer { name: "sc" type: "Scale" bottom: "bn" top: "bn" scale_param { bias_term: true } }'
+    'layer { name: "ip" type: "InnerProduct" bottom: "bn"'
+)
+
+
+def test_ranks_with_the_statistics_of_all_train_as_one_rank_does(
+    case: Path, run: Callable[..., tuple[int, str]], mpiexec: Launch, change: Change
+) -> None:
+    change(case / "net.prototxt", ('layer { name: "ip" type: "InnerProduct" bottom: "data"', NORMALISED))
+    change(case / "net.prototxt", ("batch_size: 4", "batch_size: 10"))
+    assert run("train", "-solver", "solver.prototxt")[0] == 0
+    alone = weights(case / "run_iter_6.caffemodel")
+    change(case / "net.prototxt", ("batch_size: 10", "batch_size: 5"))
+    apart = []
+    for words in ((), ("--sync-bn",)):
+        done = mpiexec(2, case, "train", "-solver", "solver.prototxt", *words)
+        assert done.returncode == 0, done.stderr
+        apart.append(np.abs(weights(case / "run_iter_6.caffemodel") - alone).max())
+    assert apart[1] < 2e-5 < apart[0]
+
+
 @pytest.mark.slow
 def test_torchrun_trains_the_same_weights_as_mpiexec(case: Path, mpiexec: Launch) -> None:
     done = mpiexec(2, case, "train", "-solver", "solver.prototxt")

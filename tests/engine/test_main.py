@@ -111,6 +111,10 @@ def test_unknown_flags_are_named(words: tuple[str, ...], part: str) -> None:
         (("train", "-solver", "solver.prototxt", "-snapshot", "none"), "none: no such file"),
         (("train", "-solver", "solver.prototxt", "-weights", ","), "-weights , has an empty name"),
         (("train", "-solver", "solver.prototxt", "-new_layers", "ip"), "-new_layers works only with train"),
+        (("train", "-solver", "solver.prototxt", "--precision", "bf8"), "-precision 'bf8' is unknown"),
+        (("train", "-solver", "solver.prototxt", "--precision=tf32"), "tf32 is of GPUs; leave it out"),
+        (("test", "-model", "a", "-weights", "b", "--sync-bn"), "-sync_bn works only with train"),
+        (("train", "-solver", "solver.prototxt", "--sync-bn=1"), "unknown flag --sync-bn=1"),
         (("test", "-model", "net.prototxt"), "no weights"),
         (("test", "-model", "net.prototxt", "-weights", "none"), "none: no such file"),
         (("test", "-model", "net.prototxt", "-weights", "x", "-iterations", "0"), "-iterations is 0"),
@@ -544,7 +548,7 @@ class _Stumbling(torch.autograd.Function):
         return grads[0]
 
 
-RELU = 'layer { name: "act" type: "ReLU" bottom: "ip" top: "act" }\n'
+TANH = 'layer { name: "act" type: "TanH" bottom: "ip" top: "act" }\n'
 
 
 def _raise(*_: object) -> list[torch.Tensor]:
@@ -554,14 +558,14 @@ def _raise(*_: object) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("setup", "where"),
     [
-        (_raise, "net.prototxt: layer 'act' (ReLU): IndexError: dimension out of range and more; "),
+        (_raise, "net.prototxt: layer 'act' (TanH): IndexError: dimension out of range and more; "),
         (
             lambda *_: _raise,
-            "net.prototxt: layer 'act' (ReLU): iteration 0: IndexError: dimension out of range and more; ",
+            "net.prototxt: layer 'act' (TanH): iteration 0: IndexError: dimension out of range and more; ",
         ),
         (
             lambda *_: lambda xs, _: [_Stumbling.apply(xs[0])],  # type: ignore[no-untyped-call]
-            "net.prototxt: layer 'act' (ReLU): iteration 1: RuntimeError: sizes must match at line 1; ",
+            "net.prototxt: layer 'act' (TanH): iteration 1: RuntimeError: sizes must match at line 1; ",
         ),
     ],
 )
@@ -574,8 +578,8 @@ def test_an_exception_of_torch_or_python_becomes_a_line_with_layer_and_iteration
     where: str,
 ) -> None:
     monkeypatch.setattr(_Stumbling, "passes", 0)
-    monkeypatch.setitem(OPERATORS, "ReLU", setup)
-    change(case / "net.prototxt", ('layer { name: "loss"', RELU + 'layer { name: "loss"'))
+    monkeypatch.setitem(OPERATORS, "TanH", setup)
+    change(case / "net.prototxt", ('layer { name: "loss"', TANH + 'layer { name: "loss"'))
     change(case / "net.prototxt", ('bottom: "ip" bottom: "label"', 'bottom: "act" bottom: "label"'))
     code, log = run("train", "-solver", "solver.prototxt")
     assert code == 3

@@ -275,6 +275,16 @@ def test_statistics_without_params_of_their_own_decay_as_any_blob(
     assert factor == pytest.approx((kept * 0.999 + 1) * kept, rel=1e-5)
 
 
+def test_the_options_of_memory_and_precision_train(case: Path, run: Run, change: Change) -> None:
+    change(case / "net.prototxt", ('layer { name: "ip" type: "InnerProduct" bottom: "data"', NORMALISED))
+    train(run)
+    plain = weights(case / "run_iter_6.caffemodel")
+    train(run, "--checkpoint-activations")
+    assert np.array_equal(weights(case / "run_iter_6.caffemodel"), plain)
+    train(run, "--precision", "bf16")
+    assert 0 < np.abs(weights(case / "run_iter_6.caffemodel") - plain).max() < 0.05
+
+
 @needs_gpu
 def test_a_run_resumed_on_a_gpu_ends_as_the_undisturbed_one(case: Path, run: Run, change: Change) -> None:
     change(case / "net.prototxt", ALL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,13 @@ from caffe_recipes.caffe.dialects.unsupported_names import DEPTHWISE
 from caffe_recipes.caffe.layer_types.convolution import as_depthwise
 from caffe_recipes.caffe.layer_types.windows import dilations, per_axis, windows
 from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, format_shape, layer_error
+
+# The convolution and its transpose, by the number of axes. Autocast leaves torch.convolution alone on a CPU.
+_CONVOLUTIONS: dict[int, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    1: (functional.conv1d, functional.conv_transpose1d),
+    2: (functional.conv2d, functional.conv_transpose2d),
+    3: (functional.conv3d, functional.conv_transpose3d),
+}
 
 
 def _convolution(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
@@ -29,11 +36,16 @@ def _convolution(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     # Without spatial axes, a convolution is a matrix product over channels: the window is a single value.
     stride, pad = per_axis(param, "stride", axes, 1) or (1,), per_axis(param, "pad", axes, 0) or (0,)
     dilation = dilations(param, axes) or (1,)
-    transposed, group, none = layer.type == "Deconvolution", param.group, [0] * len(stride)
+    group, plain, transpose = param.group, *_CONVOLUTIONS[len(stride)]
+
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        if layer.type == "Deconvolution":
+            return transpose(x, w, b, stride, pad, 0, group, dilation)
+        return plain(x, w, b, stride, pad, dilation, group)
 
     def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         w, b = blobs[0], blobs[1] if len(blobs) > 1 else None
-        return [torch.convolution(x, w, b, stride, pad, dilation, transposed, none, group) for x in xs]
+        return [convolve(x, w, b) for x in xs]
 
     if channel == 1 and axes:
         return forward

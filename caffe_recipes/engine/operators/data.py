@@ -23,7 +23,13 @@ from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.hdf5_rows import HDF5Rows
 from caffe_recipes.engine.image_lists import decode_listed, load_image_list
-from caffe_recipes.engine.operators.operator import Forward, TensorShape, TensorShapes, layer_error
+from caffe_recipes.engine.operators.operator import (
+    BatchStatistics,
+    Forward,
+    TensorShape,
+    TensorShapes,
+    layer_error,
+)
 from caffe_recipes.engine.transform import Pixels, Transform, decode_datum, format_size, match_caffe_opencv
 from caffe_recipes.errors import DataError
 
@@ -61,7 +67,8 @@ class DataContext:
     """The rank, number of ranks, seeds, log and device of a net.
 
     `shuffle_seed` is the same on all ranks; `augment_seed` is different on each. Batches are made by the CPU,
-    and then moved to the device.
+    and then moved to the device. `uses_bf16` multiplies matrices in bfloat16, and `recomputes` keeps only
+    some blobs of a pass for its gradient.
     """
 
     rank: int
@@ -70,6 +77,9 @@ class DataContext:
     augment_seed: int
     log: Log
     device: str = "cpu"
+    statistics: BatchStatistics = field(default_factory=BatchStatistics)
+    uses_bf16: bool = False
+    recomputes: bool = False
 
 
 @dataclass

@@ -13,46 +13,70 @@ from torch.nn import functional
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.normalization import bn_mode
 from caffe_recipes.caffe.shapes import stats_images
-from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, layer_error
+from caffe_recipes.engine.operators.operator import (
+    NO_RANKS,
+    BatchStatistics,
+    Forward,
+    Setup,
+    TensorShapes,
+    layer_error,
+)
 
 _BN_EPS = 1e-9  # of SegNet's BN, added to the variance
 _WIDTH = 1024  # floats: rows of this length are summed the fastest
 
 
-def _batch_norm(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+def batch_norm(
+    layer: pb.LayerParameter, shapes: TensorShapes, batches: BatchStatistics = NO_RANKS
+) -> Forward:
     """Normalize each channel by the mean and variance of the batch (TRAIN) or by the running ones (TEST).
 
     Blob 0 is the sum of means, blob 1 the sum of variances (unbiased, m / (m - 1)), and blob 2 their common
     factor. A TRAIN pass sets each sum to f * sum + statistic, and the factor to f * factor + 1, where f is
     moving_average_fraction. With stats_batch_size, groups of that many images are normalized separately, and
-    update the sums one after another. Blobs 3 and 4, if present, belong to the Scale layer that follows.
+    update the sums one after another: k parts keep f^k of the sums. Blobs 3 and 4, if present, belong to the
+    Scale layer that follows.
     """
     param, shape = layer.batch_norm_param, shapes.bottoms[0]
     fraction, eps = param.moving_average_fraction, param.eps
     images = stats_images(layer, layer.phase)
     part = images or shape[0]
-    count = part * math.prod(shape[2:])
+    parts = shape[0] // part
+    if parts > 1 and batches.sum is not None:
+        what = f"has stats_batch_size {part}, but --sync-bn takes the statistics of all ranks"
+        raise layer_error(layer, what, "leave one of the two out")
+    count = part * math.prod(shape[2:]) * batches.ranks
+    kept = [fraction**later for later in reversed(range(parts))]  # of the statistics of each part
 
     def by_running(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         factor = torch.where(blobs[2] == 0, blobs[2], 1 / blobs[2])
         w, b = blobs[3:] or (None, None)
         return [functional.batch_norm(xs[0], blobs[0] * factor, blobs[1] * factor, w, b, eps=eps)]
 
-    def of_part(x: Tensor, blobs: Sequence[Tensor]) -> Tensor:
-        mean, variance = _statistics(x.detach())
-        w, b = blobs[3:] or (None, None)
-        y: Tensor = _Normalized.apply(x, w, b, mean, variance, eps)  # type: ignore[no-untyped-call]
-        blobs[2].mul_(fraction).add_(1)
-        blobs[0].mul_(fraction).add_(mean)
-        blobs[1].mul_(fraction).add_(variance, alpha=count / max(1, count - 1))
-        return y
-
     def by_batch(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        if part == shape[0]:
-            return [of_part(xs[0], blobs)]
-        return [torch.cat([of_part(x, blobs) for x in xs[0].split(part)])]
+        x = xs[0]
+        w, b = blobs[3:] or (None, None)
+        if parts == 1 and batches.sum is None:
+            mean, variance = _statistics(x.detach())
+            y = _Normalized.apply(x, w, b, mean, variance, eps)  # type: ignore[no-untyped-call]
+            mean, variance = mean[None], variance[None]
+        else:
+            mean, variance = batches.combine(*_statistics_of_parts(x.detach(), parts))
+            y = _NormalizedParts.apply(x, w, b, mean, variance, eps, batches)  # type: ignore[no-untyped-call]
+        if not batches.is_recomputing:  # the sums have moved when the pass was computed first
+            weights = mean.new_tensor(kept)
+            blobs[2].mul_(fraction**parts).add_(sum(kept))
+            blobs[0].mul_(fraction**parts).add_(weights @ mean)
+            blobs[1].mul_(fraction**parts).add_(weights @ variance, alpha=count / max(1, count - 1))
+        return [y]
 
     return by_running if images is None else by_batch
+
+
+def _statistics_of_parts(x: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    """Return the means and variances of each part of a batch: parts x channels."""
+    found = [_statistics(part) for part in x.chunk(parts)]
+    return torch.stack([mean for mean, _ in found]), torch.stack([variance for _, variance in found])
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,6 +85,8 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     With channels last, torch adds up the values of a channel one by one, with an error of 4e-6 in the mean of
     25,000 values. Therefore the values are viewed as `parts` times as many channels and summed in parts.
     """
+    if x.dtype == torch.bfloat16:
+        x = x.float()
     last, channels = x.movedim(1, -1), x.shape[1]
     if not last.is_contiguous():
         return torch.batch_norm_update_stats(x, None, None, 0.0)
@@ -96,6 +122,75 @@ class _Normalized(torch.autograd.Function):
         by_native = torch.ops.aten.native_batch_norm_backward
         found = by_native(grads[0], x, w, None, None, mean, inverse, True, ctx.eps, wanted)
         return (*found, None, None, None)
+
+
+class _NormalizedParts(torch.autograd.Function):
+    """As _Normalized, for each part of a batch, whose mean and variance are rows of `mean` and `variance`.
+
+    All parts are normalized in one pass: y = x * scale + shift, with a scale and a shift for each part and
+    channel, and dx = dy * c1 + x * c2 + c3. Only the sums in c2 and c3 are computed part by part. They are
+    those of all ranks where the statistics are.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        w: Tensor | None,
+        b: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
+        eps: float,
+        batches: BatchStatistics,
+    ) -> Tensor:
+        inverse = (variance + eps).rsqrt()
+        scale = inverse if w is None else inverse * w
+        shift = -mean * scale if b is None else b - mean * scale
+        ctx.save_for_backward(x, scale, mean, inverse)
+        ctx.batches = batches
+        y: Tensor = torch.empty_like(x)
+        torch.addcmul(_spread(shift, x), _by_part(x, mean), _spread(scale, x), out=_by_part(y, mean))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        x, scale, mean, inverse = ctx.saved_tensors
+        dy = grads[0]
+        sums, products = _gradient_sums(dy, x, mean, inverse)  # of dy, and of dy * (x - mean) * inverse
+        of_w, of_b = products.sum(0), sums.sum(0)
+        sums, products = ctx.batches.total(sums, products)
+        share = 1 / (x.numel() // x.shape[1] // len(mean) * ctx.batches.ranks)
+        by_x = -scale * inverse * products * share
+        rest = -scale * sums * share - by_x * mean
+        dx = torch.empty_like(x)
+        out = _by_part(dx, mean)
+        torch.addcmul(_spread(rest, x), _by_part(x, mean), _spread(by_x, x), out=out)
+        out.addcmul_(_by_part(dy, mean), _spread(scale, x))
+        wanted = ctx.needs_input_grad
+        return (dx, of_w if wanted[1] else None, of_b if wanted[2] else None, None, None, None, None)
+
+
+def _by_part(x: Tensor, mean: Tensor) -> Tensor:
+    """Return a view of a batch as (parts, images of a part, channels, ...)."""
+    view: Tensor = x.unflatten(0, (len(mean), -1))
+    return view
+
+
+def _spread(values: Tensor, x: Tensor) -> Tensor:
+    """Return values of each part and channel so that they broadcast over those of a batch by parts."""
+    return values.view(len(values), 1, -1, *[1] * (x.dim() - 2))
+
+
+def _gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of dy, and of dy * (x - mean) * inverse, over each part: parts x channels."""
+    by_native, ones = torch.ops.aten.native_batch_norm_backward, torch.ones_like(mean[0])
+    only_sums = (False, True, True)
+    found = [
+        by_native(gradient, part, ones, None, None, m, i, True, 0.0, only_sums)
+        for gradient, part, m, i in zip(dy.chunk(len(mean)), x.chunk(len(mean)), mean, inverse, strict=True)
+    ]
+    _, products, sums = (list(column) for column in zip(*found, strict=True))
+    return torch.stack(sums), torch.stack(products)
 
 
 def _bn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
@@ -185,7 +280,7 @@ def _normalize(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
 
 
 OPERATORS: dict[str, Setup] = {
-    "BatchNorm": _batch_norm,
+    "BatchNorm": batch_norm,
     "BN": _bn,
     "LRN": _lrn,
     "MVN": _mvn,

@@ -6,7 +6,8 @@ A setup implements only the arithmetic: shapes come from `caffe.shapes`, and gra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,48 @@ class TensorShapes:
 
 Setup = Callable[[pb.LayerParameter, TensorShapes], Forward]
 SetupOverwriting = Callable[[pb.LayerParameter], Overwriting | None]  # None if the layer cannot
+
+
+@dataclass
+class BatchStatistics:
+    """Whose images the statistics of a BatchNorm are of: this rank's, or with `sum` those of all `ranks`.
+
+    `sum` adds a tensor up over the ranks, in place. While `is_recomputing`, a pass is computed once more for
+    its gradient, and must not move the running statistics again.
+    """
+
+    ranks: int = 1
+    sum: Callable[[Tensor], object] | None = None
+    is_recomputing: bool = False
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Compute a pass once more for its gradient."""
+        self.is_recomputing = True
+        try:
+            yield
+        finally:
+            self.is_recomputing = False
+
+    def combine(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean and the variance of all ranks, from those of this one."""
+        if self.sum is None:
+            return mean, variance
+        moments = torch.stack([mean.double(), variance.double() + mean.double() ** 2])
+        self.sum(moments)
+        means, squares = moments / self.ranks
+        return means.to(mean.dtype), (squares - means**2).clamp(min=0).to(variance.dtype)
+
+    def total(self, *own: Tensor) -> Sequence[Tensor]:
+        """Return the sums of tensors of one shape over all ranks."""
+        if self.sum is None:
+            return own
+        stacked = torch.stack(own)
+        self.sum(stacked)
+        return list(stacked)
+
+
+NO_RANKS = BatchStatistics()
 
 
 class LayerError(InputError):

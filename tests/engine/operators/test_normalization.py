@@ -126,6 +126,27 @@ def test_the_gradient_of_stats_batches_is_that_of_finite_differences(layout: tor
         assert float(x.grad[place]) == pytest.approx(slope, abs=1e-6)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_stats_batches_with_a_scale_are_those_of_batch_norms_one_after_another(
+    layout: torch.memory_format,
+) -> None:
+    x, pull = (noise(6, 3, 5, 5, seed=n).contiguous(memory_format=layout) for n in (1, 2))
+    text = 'type: "BatchNorm" batch_norm_param { moving_average_fraction: 0.9 %s }'
+    found = []
+    for size, own in ((6, "stats_batch_size: 2"), (2, "")):
+        given = x.clone().requires_grad_()
+        learned = [noise(3, seed=3).requires_grad_(), noise(3, seed=4).requires_grad_()]
+        blobs = [torch.ones(3), torch.ones(3), torch.ones(1), *learned]
+        forward, _ = set_up(text % own, (size, 3, 5, 5))
+        parts = [given] if own else given.split(2)
+        made = torch.cat([forward([part], blobs)[0] for part in parts])
+        (made * pull).sum().backward()
+        found.append([made.detach(), given.grad, *(one.grad for one in learned), *blobs[:3]])
+    for mine, its in zip(*found, strict=True):
+        assert mine is not None and its is not None
+        assert torch.allclose(mine, its, rtol=1e-5, atol=1e-5)
+
+
 def test_stats_batches_count_in_training_only_and_must_divide_the_batch() -> None:
     text = 'type: "BatchNorm" batch_norm_param { stats_batch_size: 4 }'
     blobs = [torch.ones(3), torch.ones(3), torch.ones(1)]
