@@ -113,7 +113,7 @@ def divide_calls(calls: Sequence[Call]) -> list[Segment]:
     return [_segment(part, last) if recomputed else Segment(part) for part, recomputed in _parts(calls, last)]
 
 
-def is_loss(call: Call) -> bool:
+def computes_loss(call: Call) -> bool:
     """Return whether a call computes a loss."""
     return bool(call.weighted) or type_of(call.node.param).loss_weight is not None
 
@@ -124,7 +124,7 @@ def _parts(calls: Sequence[Call], last: dict[int, int]) -> Iterator[tuple[list[C
     part: list[Call] = []
     needed: set[int] = set()  # blobs that a layer has computed, and one further on reads
     for place, call in enumerate(calls):
-        if call.node.source is not None or is_loss(call):
+        if call.node.source is not None or computes_loss(call):
             if part:
                 yield part, True
             yield [call], False

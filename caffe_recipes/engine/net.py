@@ -25,7 +25,7 @@ from caffe_recipes.caffe.dialects.schema import foreign_values
 from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
 from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, stats_images
-from caffe_recipes.engine.calls import Call, LayerNode, Segment, divide_calls, is_loss, list_calls
+from caffe_recipes.engine.calls import Call, LayerNode, Segment, computes_loss, divide_calls, list_calls
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
 from caffe_recipes.engine.operators import OPERATORS
@@ -37,7 +37,7 @@ from caffe_recipes.engine.operators.data import (
     first_image_shape,
 )
 from caffe_recipes.engine.operators.loss import OverwrittenLoss
-from caffe_recipes.engine.operators.normalization import batch_norm
+from caffe_recipes.engine.operators.normalization import set_up_batch_norm
 from caffe_recipes.engine.operators.operator import (
     Forward,
     LabelError,
@@ -238,7 +238,7 @@ class RunnableNet:
         """Return the forward function of a layer."""
         try:
             if layer.type == "BatchNorm":
-                return batch_norm(layer, shapes, self._context.statistics)
+                return set_up_batch_norm(layer, shapes, self._context.statistics)
             return OPERATORS[layer.type](layer, shapes)
         except CaffeRecipesError:
             raise
@@ -415,7 +415,7 @@ class RunnableNet:
         xs = [values[index] for index in node.bottoms]
         if node.detached:
             xs = [x.detach() if detached else x for x, detached in zip(xs, node.detached, strict=True)]
-        if is_loss(call) and self._context.uses_bf16:
+        if computes_loss(call) and self._context.uses_bf16:
             xs = [x.float() for x in xs]
         if call.shapes:
             blobs = [blob.reshape(shape) for blob, shape in zip(blobs, call.shapes, strict=True)]

@@ -26,7 +26,7 @@ _BN_EPS = 1e-9  # of SegNet's BN, added to the variance
 _WIDTH = 1024  # floats: rows of this length are summed the fastest
 
 
-def batch_norm(
+def set_up_batch_norm(
     layer: pb.LayerParameter, shapes: TensorShapes, batches: BatchStatistics = NO_RANKS
 ) -> Forward:
     """Normalize each channel by the mean and variance of the batch (TRAIN) or by the running ones (TEST).
@@ -280,7 +280,7 @@ def _normalize(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
 
 
 OPERATORS: dict[str, Setup] = {
-    "BatchNorm": batch_norm,
+    "BatchNorm": set_up_batch_norm,
     "BN": _bn,
     "LRN": _lrn,
     "MVN": _mvn,
