@@ -209,11 +209,13 @@ def _column_heights(points: Sequence[CurvePoint], columns: int, rows: int) -> li
         sums[at] = total + y, count + 1
     means = [(at, total / count) for at, (total, count) in sorted(sums.items())]
     low, high = min(mean for _, mean in means), max(mean for _, mean in means)
+    # Means of equal values may differ in their last digits.
+    span = high - low if high - low > 1e-9 * abs(high) else 1.0
     heights = []
     for (at, mean), (following, later) in pairwise([*means, (means[-1][0] + 1, means[-1][1])]):
         for column in range(at, following):
             value = mean + (later - mean) * (column - at) / (following - at)
-            heights.append(min(rows - 1, math.floor((value - low) / ((high - low) or 1.0) * rows)))
+            heights.append(min(rows - 1, max(0, math.floor((value - low) / span * rows))))
     return heights
 
 

@@ -113,5 +113,10 @@ def test_a_curve_of_few_or_equal_points_is_drawn(points: list[tuple[float, float
     assert [len(row) for row in drawn] == [10, 10, 10]
 
 
+def test_a_constant_rate_is_a_straight_line() -> None:
+    drawn = draw_curve([(x, 0.1) for x in range(1000)], 30, 4, can_draw=False)
+    assert drawn == [" " * 30] * 3 + ["*" * 30]
+
+
 def test_losses_that_are_not_finite_are_left_out_of_the_curve() -> None:
     assert any("loss nan" in line for line in draw(replace(CONTENTS, losses=[*CURVE, (20.0, float("nan"))])))
