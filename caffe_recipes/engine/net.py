@@ -23,6 +23,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import unsupported_names
 from caffe_recipes.caffe.dialects.schema import foreign_values
 from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
+from caffe_recipes.caffe.layer_types.normalization import unlearned_blobs
 from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, stats_images
 from caffe_recipes.engine.calls import Call, LayerNode, Segment, computes_loss, divide_calls, list_calls
@@ -309,7 +310,7 @@ class RunnableNet:
                 fill(tensor, fillers[index], self._generator)  # by the CPU: the same values for any device
                 tensor = tensor.to(self._context.device)
             explicit = {name for name in ("lr_mult", "decay_mult") if spec.HasField(name)}
-            learns = layer.type != "BatchNorm"
+            learns = index not in unlearned_blobs(layer)
             owned = Param(tensor, layer.name, spec.lr_mult, spec.decay_mult, learns, explicit)
             self.params.append(owned)
             if spec.name:

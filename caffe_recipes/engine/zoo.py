@@ -21,7 +21,7 @@ import torch
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import load_lenient, parse_lenient, to_ours
-from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.caffe.layer_types import detection, type_of
 from caffe_recipes.caffe.prototxt import Document, is_kind, render_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes, select_layers
 from caffe_recipes.caffe.upgrade import upgrade_net
@@ -39,11 +39,23 @@ from caffe_recipes.wording import one_line, shorten
 BATCH = 2
 MOST_S = 180
 MOST_BYTES = 12 * 2**30
-_SIZES = ((3, 224, 224), (3, 360, 480), (1, 28, 28), (2, 28, 28), (3, 32, 32))
-_IMAGES = tuple(
-    (BATCH, *image) for image in ((3, 224, 224), (3, 360, 480), (1, 28, 28), (2, 28, 28), (3, 32, 32))
+# What readers are tried with whose images have an unknown size: photographs, digits, frames, a text.
+_SIZES = (
+    (3, 224, 224),
+    (3, 360, 480),
+    (1, 28, 28),
+    (2, 28, 28),
+    (3, 32, 32),
+    (3, 473, 473),
+    (10, 224, 224),
+    (1, 1014, 1),
 )
+_IMAGES = tuple((BATCH, *size) for size in _SIZES)
 _NOT_COUNTED = ("Python", "MemoryData")  # code of the user's own
+_DETECTION = (
+    *(entry.name for entry in detection.TYPES),
+    *("MultiBoxLoss", "RegionLoss", "Yolov3", "YoloDetectionOutput"),
+)
 _SUFFIXES = (".prototxt", ".pt", ".txt")
 
 
@@ -52,7 +64,7 @@ class Tried:
     """A net of a folder: its layers in TRAIN, why it does not train ("" if it does), whether it counts.
 
     `replaced` are the types of its readers that the engine does not run. Like all readers, they are
-    replaced by made-up data.
+    replaced by made-up data. `is_detector` says whether it has layers of detectors.
     """
 
     path: str
@@ -60,14 +72,16 @@ class Tried:
     why: str
     is_counted: bool
     replaced: str = ""
+    is_detector: bool = False
 
 
 def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, or in the schema of all Caffes
     """Return a TRAIN net whose readers are DummyData of its shapes, or else of an `image` and targets."""
     made = deepcopy(net)
     del made.layer[:]
-    made.layer.extend(select_layers(net, pb.TRAIN))
+    made.layer.extend(select_layers(net, pb.TRAIN, stages=net.state.stage))
     for layer in made.layer:
+        del layer.include[:], layer.exclude[:]
         if batch_block := type_of(layer).batch_block:
             getattr(layer, batch_block).batch_size = BATCH
         for shape in layer.dummy_data_param.shape:
@@ -93,12 +107,16 @@ def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, o
     unknown = {
         name for layer, tops in readers for name, shape in zip(layer.top, tops, strict=True) if shape is None
     }
-    for layer, _ in readers:
-        shapes = [_target(made, name) if name in unknown and i else None for i, name in enumerate(layer.top)]
+    for place, (layer, _) in enumerate(readers):
+        is_image = [i == 0 and not (place and _is_compared(made, name)) for i, name in enumerate(layer.top)]
+        shapes = [
+            None if is_first or name not in unknown else _target(made, name, image)
+            for is_first, name in zip(is_image, layer.top, strict=True)
+        ]
         layer.type = "DummyData"
         for index, given in enumerate(layer.input_param.shape):
             layer.dummy_data_param.shape.add(dim=shapes[index] or given.dim)
-            kind = {"type": "gaussian", "std": 1} if index == 0 else {"type": "constant"}  # the first class
+            kind = {"type": "gaussian", "std": 1} if is_image[index] else {"type": "constant"}  # class 0
             layer.dummy_data_param.data_filler.add(**kind)
     return made
 
@@ -108,9 +126,16 @@ def _known(shape: Sequence[int | None] | None, image: Sequence[int]) -> list[int
     return [size or image[min(axis, 3)] for axis, size in enumerate(shape or [None] * 4)]
 
 
-def _target(net: Any, name: str) -> Sequence[int]:  # noqa: ANN401
+def _is_compared(net: Any, name: str) -> bool:  # noqa: ANN401
+    """Return whether a loss compares predictions with a blob, as with the labels of a reader of their own."""
+    return any("Loss" in layer.type and name in layer.bottom[1:] for layer in net.layer)
+
+
+def _target(net: Any, name: str, image: Sequence[int]) -> Sequence[int]:  # noqa: ANN401
     """Return the shape of targets, whose size the data say: that of what a layer compares them with."""
     for reader in net.layer:
+        if name in reader.bottom and reader.type == "Interp":
+            return (BATCH, 1, *image[2:])
         if name in reader.bottom and len(reader.bottom) > 1:
             other = next(blob for blob in reader.bottom if blob != name)
             cut = deepcopy(net)
@@ -164,6 +189,7 @@ def train_twice(path: Path) -> None:
     document, sides = without_foreign_readers(path)
     net = runnable_net(document)
     net.state.phase = pb.TRAIN
+    net.state.stage.extend(_find_stage(net))
     check_supported([(net, str(path))])
     log = Log(enabled=False)
     param = pb.SolverParameter(
@@ -175,6 +201,15 @@ def train_twice(path: Path) -> None:
         solver.solve()
     except AgreedFailure as failure:  # such as a loss that is not finite
         raise RunFailed(path, failure.text) from None
+
+
+def _find_stage(net: pb.NetParameter) -> list[str]:
+    """Return the first stage in which a net has data, for one that has none without a stage."""
+    stages = dict.fromkeys(name for layer in net.layer for rule in layer.include for name in rule.stage)
+    for stage in ([], *([name] for name in stages)):
+        if net.input or any(not layer.bottom for layer in select_layers(net, pb.TRAIN, stages=stage)):
+            return stage
+    return []
 
 
 def _set_up(net: Any, path: str, images: Iterable[Sequence[int]], log: Log) -> RunnableNet:  # noqa: ANN401
@@ -226,6 +261,7 @@ def try_nets(folder: Path, most_s: float = MOST_S) -> Iterable[Tried]:
         if path.suffix not in _SUFFIXES or not path.is_file() or (content := path.read_bytes()) in seen:
             continue
         seen.add(content)
+        is_detector = any(f'"{name}"'.encode() in content for name in _DETECTION)
         try:
             message = load_lenient(path).message
             if not is_kind(message, pb.NetParameter):
@@ -234,12 +270,14 @@ def try_nets(folder: Path, most_s: float = MOST_S) -> Iterable[Tried]:
         except CaffeRecipesError as error:
             if b"loss" in content.lower() and b"layer" in content:
                 why = one_line(str(error)).removeprefix(f"{path}:")
-                yield Tried(str(path.relative_to(folder)), 0, why, is_counted=True)
+                name = str(path.relative_to(folder))
+                yield Tried(name, 0, why, is_counted=True, is_detector=is_detector)
             continue
         if any("Loss" in layer.type or any(layer.loss_weight) for layer in layers):
             counted = not any(layer.type in _NOT_COUNTED for layer in layers)
             why = why_not(path, most_s) if counted else "has layers of the user's own code"
-            yield Tried(str(path.relative_to(folder)), len(layers), why, counted, _replaced(path, layers))
+            name, replaced = str(path.relative_to(folder)), _replaced(path, layers)
+            yield Tried(name, len(layers), why, counted, replaced, is_detector)
 
 
 def _replaced(path: Path, layers: Iterable[Any]) -> str:
@@ -255,14 +293,21 @@ def _replaced(path: Path, layers: Iterable[Any]) -> str:
 def render_zoo(nets: Sequence[Tried]) -> str:
     """Return the results as Markdown."""
     counted = [net for net in nets if net.is_counted]
+    others = [net for net in counted if not net.is_detector]
     trained = sum(not net.why for net in counted)
-    share = f"{100 * trained / max(1, len(counted)):.0f} %"
     rows = [f"| {net.path} | {net.layers or ''} | {_answer(net)} | {_cell(net.why)} |" for net in nets]
-    head = f"{trained} of {len(counted)} nets with a loss train two iterations ({share}), without those of "
+    head = (
+        f"{trained} of {len(counted)} nets with a loss train two iterations ({_share(counted)}), and "
+        f"{_share(others)} of the {len(others)} that are no detectors, without those of "
+    )
     without = sum(not net.why and bool(net.replaced) for net in counted)
     note = f"{without} of them have a reader that the engine does not run; it is replaced like all others."
     table = ["| net | layers | trains | why not |", "|---|---|---|---|", *rows]
     return "\n".join([f"{head}{' and '.join(_NOT_COUNTED)} layers.", *[note] * (without > 0), "", *table, ""])
+
+
+def _share(nets: Sequence[Tried]) -> str:
+    return f"{100 * sum(not net.why for net in nets) / max(1, len(nets)):.0f} %"
 
 
 def _answer(net: Tried) -> str:

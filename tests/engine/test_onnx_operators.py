@@ -12,6 +12,7 @@ pytestmark = needs_onnx
 NOT_EXPORTED = {
     "Accuracy",
     "BN",
+    "CenterLoss",
     "ContrastiveLoss",
     "EuclideanLoss",
     "Filter",
@@ -22,6 +23,7 @@ NOT_EXPORTED = {
     "LSTMUnit",
     "MultinomialLogisticLoss",
     "RNN",
+    "SegAccuracy",
     "SigmoidCrossEntropyLoss",
     "SmoothL1Loss",
     "SoftmaxWithLoss",

@@ -55,10 +55,39 @@ def test_a_reader_of_another_caffe_is_replaced_by_data_of_its_size_and_named(tmp
     assert "1 of them have a reader" in text and "| yes, without DenseImageData |" in text
 
 
+def test_a_net_whose_data_are_of_a_stage_trains_in_it(tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    rule = 'include { stage: "%s" } hdf5_data_param'
+    readers = [HDF5.replace("hdf5_data_param", rule % stage) for stage in ("train", "val")]
+    net.write_text("".join(readers) + IP + LOSS % "SoftmaxWithLoss")
+    train_twice(net)
+
+
+def test_labels_of_a_reader_of_their_own_are_as_many_as_the_predictions(tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    one = HDF5.replace('top: "y"', "")
+    net.write_text(one + one.replace('"d"', '"e"').replace('"x"', '"y"') + IP + LOSS % "EuclideanLoss")
+    train_twice(net)
+
+
+def test_labels_that_are_resized_are_images_of_classes(tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    conv = IP.replace("InnerProduct", "Convolution").replace(
+        "inner_product_param {", "convolution_param { kernel_size: 1"
+    )
+    interp = 'layer { name: "i" type: "Interp" bottom: "y" top: "z" interp_param { height: 224 width: 224 } }'
+    net.write_text(HDF5 + conv + interp + (LOSS % "SoftmaxWithLoss").replace('"y"', '"z"'))
+    train_twice(net)
+
+
 def test_the_table_gives_the_share_of_the_counted_nets() -> None:
-    nets = [Tried("a", 3, "", True), Tried("b", 3, "no | more", True), Tried("c", 1, "own code", False)]
+    nets = [
+        Tried("a", 3, "", True),
+        Tried("b", 3, "no | more", True, is_detector=True),
+        Tried("c", 1, "own code", False),
+    ]
     text = render_zoo(nets)
-    assert text.startswith("1 of 2 nets with a loss train two iterations (50 %)")
+    assert text.startswith("1 of 2 nets with a loss train two iterations (50 %), and 100 % of the 1 that are")
     assert "| b | 3 | no | no \\| more |" in text
 
 

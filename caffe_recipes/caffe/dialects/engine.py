@@ -36,8 +36,10 @@ _WAYS = ("forward", "backward")
 _RUN_FIELDS = frozenset(
     (
         ("LayerParameter", "bn_param"),
+        ("LayerParameter", "center_loss_param"),
         ("LayerParameter", "clip_param"),
         ("LayerParameter", "interp_param"),
+        ("LayerParameter", "seg_accuracy_param"),
         ("LayerParameter", "shuffle_channel_param"),
         ("LayerParameter", "swish_param"),
         ("LayerParameter", "upsample_param"),

@@ -141,8 +141,10 @@ _ACCOUNTED = frozenset(
     (
         _ROUNDING,
         "bn_param",
+        "center_loss_param",
         "class_weighting",
         "interp_param",
+        "seg_accuracy_param",
         "shuffle_channel_param",
         "upsample_param",
         "weight_by_label_freqs",

@@ -19,6 +19,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     product,
     sum_sizes,
 )
+from caffe_recipes.caffe.prototxt import parse_prototxt, render_prototxt
 from caffe_recipes.wording import describe_count
 
 MANY = math.inf  # bottoms of a layer that takes any number of them
@@ -113,6 +114,13 @@ def own_number(layer: pb.LayerParameter, block: str, field: str, default: int = 
     if not text.lstrip("-").isdecimal():
         raise MisfitError(f"has {field} {text}, which is not an integer")
     return int(text)
+
+
+def own_fillers(layer: pb.LayerParameter, block: str, *names: str) -> list[pb.FillerParameter]:
+    """Return fillers of a fork's block, whose values are read as text: all zeros where none is given."""
+    given = [getattr(getattr(layer, block, None), name, None) for name in names]
+    texts = [render_prototxt(filler) if filler and filler.ListFields() else "" for filler in given]
+    return [parse_prototxt(text, pb.FillerParameter) if text else pb.FillerParameter() for text in texts]
 
 
 def keep_shape(layer: pb.LayerParameter, bottoms: Shapes) -> Result:

@@ -14,7 +14,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     merge,
     product,
 )
-from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Refusal, Result
+from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Refusal, Result, own_fillers, own_number
 
 
 def _check_batch(bottoms: Shapes) -> None:
@@ -46,6 +46,24 @@ def _softmax_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 def _accuracy(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     _check_labels(bottoms, layer.accuracy_param.axis)
     return [SCALAR, (bottoms[0][canonical_axis(bottoms[0], layer.accuracy_param.axis)],)], []
+
+
+def _seg_accuracy(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Three numbers of a map of classes. Source: src/caffe/layers/seg_accuracy_layer.cpp of hszhao/PSPNet."""
+    if len(bottoms[0]) != 4:
+        raise MisfitError("needs predictions with 4 axes")
+    if getattr(getattr(layer, "seg_accuracy_param", None), "reset", "true") == "false":
+        raise MisfitError("has reset: false, with which it counts all batches since the start")
+    _check_batch(bottoms)
+    _check_labels(bottoms, 1)
+    return [(1, 1, 1, 3)], []
+
+
+def _center_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """The blob is a center for each class. Source: center_loss_layer.cpp of ydwen/caffe-face."""
+    _check_batch(bottoms)
+    axis = canonical_axis(bottoms[0], own_number(layer, "center_loss_param", "axis", 1))
+    return [SCALAR], [(own_number(layer, "center_loss_param", "num_output"), product(bottoms[0][axis:]))]
 
 
 def _value_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -133,6 +151,16 @@ TYPES = (
         details=lambda layer: f"top {layer.accuracy_param.top_k}",
         kind="end",
     ),
+    LayerType(
+        "CenterLoss",
+        shapes=_center_loss,
+        bottoms=(2, 2),
+        learned=1,
+        fillers=lambda layer: own_fillers(layer, "center_loss_param", "center_filler"),
+        blob_names=lambda layer: ("centers",),
+        no_backward=_LABELS,
+        loss_weight=1,
+    ),
     LayerType("ContrastiveLoss", shapes=_contrastive_loss, bottoms=(3, 3), loss_weight=1),
     LayerType("EuclideanLoss", shapes=_value_loss, bottoms=(2, 2), loss_weight=1),
     LayerType("HingeLoss", shapes=_image_loss, bottoms=(2, 2), no_backward=_LABELS, loss_weight=1),
@@ -148,6 +176,16 @@ TYPES = (
     LayerType("MultiBoxLoss", is_run=False, blocks=("loss_param",), no_backward=(2, 3)),
     LayerType(
         "MultinomialLogisticLoss", shapes=_label_loss, bottoms=(2, 2), no_backward=_LABELS, loss_weight=1
+    ),
+    LayerType(
+        "SegAccuracy",
+        shapes=_seg_accuracy,
+        bottoms=(2, 2),
+        no_backward=None,
+        is_never_loss=True,
+        is_classifier=True,
+        is_result=True,
+        kind="end",
     ),
     LayerType(
         "SigmoidCrossEntropyLoss",

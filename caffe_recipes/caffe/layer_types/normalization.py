@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.dimensions import (
     SCALAR,
@@ -11,8 +13,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     Shapes,
     canonical_axis,
 )
-from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Result, keep_shape, per_value
-from caffe_recipes.caffe.prototxt import parse_prototxt, render_prototxt
+from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Result, keep_shape, own_fillers, per_value
 
 
 def _batch_norm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -46,27 +47,55 @@ def _normalize(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [bottoms[0]], [SCALAR if layer.norm_param.channel_shared else (bottoms[0][1],)]
 
 
-def bn_mode(layer: pb.LayerParameter) -> str:
-    """Return the bn_mode of SegNet's BN. Raises MisfitError if it may be that of another Caffe.
+_SEGNETS = {"bn_mode", "scale_filler", "shift_filler"}
+_AVERAGED = {"slope_filler", "bias_filler", "frozen", "momentum", "eps", "engine"}
 
-    PSPNet's and others' BN have running averages and other fields.
-    """
+
+def _bn_fields(layer: pb.LayerParameter) -> set[str]:
     block = getattr(layer, "bn_param", None)
-    names = {field.name for field, _ in block.ListFields()} if block else set()
-    if not names or names - {"bn_mode", "scale_filler", "shift_filler"}:
+    return {field.name for field, _ in block.ListFields()} if block else set()
+
+
+def has_averages(layer: pb.LayerParameter) -> bool:
+    """Return whether a BN keeps moving averages, as yjxiong's and PSPNet's do: only these have a slope."""
+    names = _bn_fields(layer)
+    return "slope_filler" in names and names <= _AVERAGED
+
+
+def is_frozen(layer: pb.LayerParameter) -> bool:
+    """Return whether a BN with moving averages uses them in TRAIN, too, and learns nothing."""
+    return getattr(getattr(layer, "bn_param", None), "frozen", "") == "true"
+
+
+def unlearned_blobs(layer: pb.LayerParameter) -> Sequence[int]:
+    """Return the indexes of the blobs of a layer that no gradient changes."""
+    if layer.type == "BatchNorm":
+        return range(5)
+    if layer.type == "BN" and has_averages(layer):
+        return range(4) if is_frozen(layer) else (2, 3)
+    return ()
+
+
+def bn_mode(layer: pb.LayerParameter) -> str:
+    """Return the bn_mode of SegNet's BN. Raises MisfitError if it may be that of another Caffe."""
+    names = _bn_fields(layer)
+    if not names or names - _SEGNETS:
         other = f"gives {', '.join(sorted(names))} in" if names else "has no"
-        raise MisfitError(f"{other} bn_param: of the layers of this name, only SegNet's is known exactly")
-    mode: str = getattr(block, "bn_mode", "") or "LEARN"
+        raise MisfitError(f"{other} bn_param: two kinds are known, SegNet's and one with slope_filler")
+    mode: str = getattr(layer.bn_param, "bn_mode", "") or "LEARN"  # type: ignore[attr-defined]
     if mode not in ("LEARN", "INFERENCE"):
         raise MisfitError(f"has bn_mode {mode}")
     return mode
 
 
 def _bn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Keep the shape; a second and a third top are mean and variance; the blobs are scale and shift.
+    """Keep the shape. Blobs are scale and shift, and moving averages of mean and variance if it has those.
 
-    Source: alexgkendall/caffe-segnet, src/caffe/layers/bn_layer.cpp.
+    In SegNet's, a second and a third top are mean and variance. Sources: src/caffe/layers/bn_layer.cpp of
+    alexgkendall/caffe-segnet, and of yjxiong/caffe.
     """
+    if has_averages(layer):
+        return [bottoms[0]], [(1, bottoms[0][canonical_axis(bottoms[0], 1)])] * 4
     bn_mode(layer)
     if len(bottoms[0]) != 4:
         raise MisfitError("needs a bottom with 4 axes")
@@ -75,10 +104,11 @@ def _bn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def _bn_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
-    block = getattr(layer, "bn_param", None)
-    given = [getattr(block, name, None) for name in ("scale_filler", "shift_filler")]
-    texts = [render_prototxt(filler) if filler and filler.ListFields() else "" for filler in given]
-    return [parse_prototxt(text, pb.FillerParameter) if text else pb.FillerParameter() for text in texts]
+    if has_averages(layer):
+        zero = pb.FillerParameter()
+        one = pb.FillerParameter(value=1 if is_frozen(layer) else 0)
+        return [*own_fillers(layer, "bn_param", "slope_filler", "bias_filler"), zero, one]
+    return own_fillers(layer, "bn_param", "scale_filler", "shift_filler")
 
 
 def _normalize_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
@@ -120,7 +150,7 @@ TYPES = (
         is_never_label=True,
         operations=_batch_norm_passes,
     ),
-    LayerType("BN", shapes=_bn, learned=2, fillers=_bn_fillers, in_place=True, is_never_loss=True),
+    LayerType("BN", shapes=_bn, learned=4, fillers=_bn_fillers, in_place=True, is_never_loss=True),
     LayerType(
         "MKLBatchNorm",
         is_run=False,

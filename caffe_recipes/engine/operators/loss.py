@@ -167,6 +167,68 @@ def _accuracy(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return forward
 
 
+def _seg_accuracy(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """Of the pixels whose label is not ignored: accuracy, mean recall of classes that occur, and mean IoU.
+
+    A class that occurs in neither predictions nor labels has an IoU of 1. Of equal scores, the later class
+    wins.
+    """
+    classes, given = shapes.bottoms[0][1], getattr(layer, "seg_accuracy_param", None)
+    texts = getattr(given, "ignore_label", "")
+    ignored = [int(text) for text in ([texts] if isinstance(texts, str) else texts) if text]
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        x, labels = xs[0].detach(), xs[1].reshape(-1)
+        found = classes - 1 - x.flip(1).argmax(1).reshape(-1)
+        kept = ~torch.isin(labels, labels.new_tensor(ignored)) if ignored else torch.ones_like(labels).bool()
+        true, found = class_indices(labels[kept], classes), found[kept]
+        counts = x.new_zeros(classes * classes)
+        counts.index_add_(0, true * classes + found, torch.ones_like(found, dtype=x.dtype))
+        counts = counts.view(classes, classes)
+        hits, actual, union = counts.diagonal(), counts.sum(1), counts.sum(0) + counts.sum(1)
+        union = union - hits
+        recall = (hits / actual.clamp(min=1)).sum() / (actual > 0).sum().clamp(min=1)
+        overlap = torch.where(union > 0, hits / union.clamp(min=1), 1.0).mean()
+        accuracy = hits.sum() / counts.sum().clamp(min=1)
+        return [torch.stack([accuracy, recall, overlap]).view(1, 1, 1, 3)]
+
+    return forward
+
+
+class _CenterLosses(torch.autograd.Function):
+    """sum((x - center of its class)^2) / (2 * items).
+
+    The gradient of a center does not depend on the loss's weight: the sum of (center - x) over the items of
+    its class, divided by one more than their number.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, centers: Tensor, labels: Tensor) -> Tensor:  # noqa: ANN401
+        difference = x - centers[labels]
+        ctx.save_for_backward(difference, labels)
+        ctx.classes = len(centers)
+        return difference.square().sum() / (2 * len(x))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
+        difference, labels = ctx.saved_tensors
+        sums = difference.new_zeros(ctx.classes, difference.shape[1]).index_add_(0, labels, -difference)
+        counts = torch.bincount(labels, minlength=ctx.classes).to(sums.dtype)
+        return difference * (grads[0] / len(difference)), sums / (counts[:, None] + 1), None
+
+
+def _center_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    classes, size = shapes.learned[0]
+
+    def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        x = xs[0].reshape(-1, size)
+        labels = class_indices(xs[1].reshape(-1), classes)
+        loss: Tensor = _CenterLosses.apply(x, blobs[0], labels)  # type: ignore[no-untyped-call]
+        return [loss]
+
+    return forward
+
+
 def _euclidean_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """sum((a - b)^2) / (2 * items)."""
     items = shapes.bottoms[0][0]
@@ -324,6 +386,8 @@ class OverwrittenLoss:
 OPERATORS: dict[str, Setup] = {
     "SoftmaxWithLoss": _softmax_loss,
     "Accuracy": _accuracy,
+    "SegAccuracy": _seg_accuracy,
+    "CenterLoss": _center_loss,
     "EuclideanLoss": _euclidean_loss,
     "SigmoidCrossEntropyLoss": _sigmoid_cross_entropy_loss,
     "HingeLoss": _hinge_loss,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.layer_types.normalization import bn_mode
+from caffe_recipes.caffe.layer_types.normalization import bn_mode, has_averages, is_frozen
 from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.engine.operators.operator import (
     NO_RANKS,
@@ -23,6 +23,7 @@ from caffe_recipes.engine.operators.operator import (
 )
 
 _BN_EPS = 1e-9  # of SegNet's BN, added to the variance
+_BN_DEFAULTS = {"momentum": 0.9, "eps": 1e-5}  # of the BN with moving averages
 _WIDTH = 1024  # floats: rows of this length are summed the fastest
 
 
@@ -193,8 +194,36 @@ def _gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tupl
     return torch.stack(sums), torch.stack(products)
 
 
+def _averaged_bn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    """Normalize by the batch (TRAIN) or by moving averages (TEST, or frozen), then scale and shift.
+
+    Blobs 2 and 3 are the averages of mean and (biased) variance: momentum * average + (1 - momentum) * value.
+    """
+    block = layer.bn_param  # type: ignore[attr-defined]
+    momentum, eps = (float(getattr(block, name, "") or default) for name, default in _BN_DEFAULTS.items())
+
+    def by_average(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        scale, shift, mean, variance = (blob.view(-1) for blob in blobs)
+        return [functional.batch_norm(xs[0], mean, variance, scale, shift, eps=eps)]
+
+    def by_batch(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        mean, variance = _statistics(xs[0].detach())
+        scale, shift = (blob.view(-1) for blob in blobs[:2])
+        y: Tensor = _Normalized.apply(xs[0], scale, shift, mean, variance, eps)  # type: ignore[no-untyped-call]
+        for average, value in zip(blobs[2:], (mean, variance), strict=True):
+            average.detach().view(-1).mul_(momentum).add_(value, alpha=1 - momentum)
+        return [y]
+
+    return by_average if layer.phase == pb.TEST or is_frozen(layer) else by_batch
+
+
 def _bn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
-    """SegNet's: scale and shift; with bn_mode LEARN, after normalization by the batch, in TEST too."""
+    """With moving averages, or SegNet's: scale and shift, with bn_mode LEARN after normalization.
+
+    SegNet's normalizes by the batch in TEST, too.
+    """
+    if has_averages(layer):
+        return _averaged_bn(layer, shapes)
     count = len(shapes.tops)
 
     def infer(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:

@@ -15,6 +15,8 @@ from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.engine.operators.loss import OPERATORS
 from caffe_recipes.engine.operators.operator import Forward, LabelError, TensorShapes
 from caffe_recipes.errors import InputError, RunFailed
+from tests.engine.operators.conftest import apply, noise
+from tests.engine.operators.conftest import set_up as set_up_layer
 
 LOGITS = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32))
 LABELS = torch.tensor([0.0, 3.0, 4.0, 1.0])
@@ -230,3 +232,39 @@ def test_multinomial_logistic_loss_clamps_at_1e_20() -> None:
     probabilities, labels = torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0.0, 1.0])
     want = (-math.log(0.5) - math.log(1e-20)) / 2
     assert value('type: "MultinomialLogisticLoss"', probabilities, labels) == pytest.approx(want, rel=1e-6)
+
+
+def test_seg_accuracy_is_that_of_pixels_and_the_means_over_classes() -> None:
+    scores = noise(2, 4, 3, 5)
+    scores[0, :, 0, 0] = 1.0  # of equal scores, the last class wins
+    labels = torch.from_numpy(np.random.default_rng(1).integers(0, 3, (2, 1, 3, 5))).float()
+    labels[1, 0, 2] = 255
+    found = apply('type: "SegAccuracy" seg_accuracy_param { ignore_label: 255 }', scores, labels)
+    pairs = [
+        (int(labels[n, 0, h, w]), max(range(4), key=lambda c: (float(scores[n, c, h, w]), c)))
+        for n, h, w in np.ndindex(2, 3, 5)
+        if labels[n, 0, h, w] != 255
+    ]
+    hits = [sum(pair == (c, c) for pair in pairs) for c in range(4)]
+    actual = [sum(true == c for true, _ in pairs) for c in range(4)]
+    union = [sum(c in pair for pair in pairs) for c in range(4)]
+    recall = [hits[c] / actual[c] for c in range(4) if actual[c]]
+    overlap = [hits[c] / union[c] if union[c] else 1 for c in range(4)]
+    wanted = [sum(hits) / len(pairs), sum(recall) / len(recall), sum(overlap) / 4]
+    assert found.shape == (1, 1, 1, 3)
+    np.testing.assert_allclose(found.ravel(), wanted, rtol=1e-6)
+
+
+def test_center_loss_pulls_centers_by_one_more_than_the_items_of_a_class() -> None:
+    text = 'type: "CenterLoss" center_loss_param { num_output: 3 center_filler { type: "xavier" } }'
+    x, labels, centers = noise(4, 2).requires_grad_(), torch.tensor([0.0, 2, 0, 0]), noise(3, 2, seed=1)
+    centers.requires_grad_()
+    forward, learned = set_up_layer(text, (4, 2), (4,))
+    (loss,) = forward([x, labels], [centers])
+    (2 * loss).backward()
+    away = x.detach() - centers.detach()[[0, 2, 0, 0]]
+    assert learned == [(3, 2)] and x.grad is not None and centers.grad is not None
+    assert float(loss) == pytest.approx(float((away**2).sum() / 8))
+    np.testing.assert_allclose(x.grad.numpy(), 2 * away.numpy() / 4, rtol=1e-5)
+    pulls = np.stack([-away[[0, 2, 3]].sum(0) / 4, np.zeros(2), -away[1] / 2])
+    np.testing.assert_allclose(centers.grad.numpy(), pulls, rtol=1e-5)

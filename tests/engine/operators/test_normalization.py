@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import parse_lenient
+from caffe_recipes.caffe.layer_types.normalization import unlearned_blobs
 from caffe_recipes.errors import PrototxtError
 from tests.engine.operators.conftest import apply, noise, set_up
 
@@ -197,3 +201,36 @@ def test_batch_norm_with_the_scale_after_it_equals_the_two_apart() -> None:
     apart = scale(normalise([x], [torch.zeros(3), torch.zeros(3), torch.zeros(1)]), [gamma, beta])[0]
     joint = normalise([x], [torch.zeros(3), torch.zeros(3), torch.zeros(1), gamma, beta])[0]
     assert joint.numpy() == pytest.approx(apart.numpy(), abs=1e-5)
+
+
+AVERAGED = 'type: "BN" bn_param { slope_filler { type: "constant" value: 1 } momentum: 0.8 %s }'
+
+
+def averaged(x: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    of_channel = (1, -1, 1, 1)
+    y = (x - mean.view(of_channel)) / torch.sqrt(variance.view(of_channel) + 1e-5)
+    return y * scale.view(of_channel) + shift.view(of_channel)
+
+
+@pytest.mark.parametrize(
+    ("phase", "frozen", "is_moved"),
+    [(pb.TRAIN, "", True), (pb.TRAIN, "frozen: true", False), (pb.TEST, "", False)],
+)
+def test_a_bn_with_a_slope_keeps_averages_unless_it_uses_them(
+    phase: pb.Phase, frozen: str, is_moved: bool
+) -> None:
+    x, blobs = noise(3, 2, 4, 5), [noise(1, 2, seed=i).abs() + 0.5 for i in range(4)]
+    before = [blob.clone() for blob in blobs]
+    y = apply(AVERAGED % frozen, x, blobs=blobs, phase=phase)
+    mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+    used = (mean, variance) if is_moved else before[2:]
+    np.testing.assert_allclose(y, averaged(x, *used, *before[:2]).numpy(), rtol=1e-4, atol=1e-5)
+    for blob, old, value in zip(blobs[2:], before[2:], (mean, variance), strict=True):
+        moved = 0.8 * old + 0.2 * value if is_moved else old
+        np.testing.assert_allclose(blob.numpy(), moved.numpy(), rtol=1e-4)
+
+
+def test_no_gradient_changes_the_averages_of_a_bn_or_anything_of_a_frozen_one() -> None:
+    for frozen, unlearned in (("", [2, 3]), ("frozen: true", [0, 1, 2, 3])):
+        net: Any = parse_lenient(f"layer {{ {AVERAGED % frozen} }}").message
+        assert [*unlearned_blobs(net.layer[0])] == unlearned
