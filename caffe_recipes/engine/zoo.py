@@ -39,7 +39,8 @@ from caffe_recipes.wording import one_line, shorten
 BATCH = 2
 MOST_S = 180
 MOST_BYTES = 12 * 2**30
-# What readers are tried with whose images have an unknown size: photographs, digits, frames, a text.
+# What readers are tried with whose images have an unknown size. The last ones are three frames (colours,
+# and flow), and a text.
 _SIZES = (
     (3, 224, 224),
     (3, 360, 480),
@@ -47,7 +48,8 @@ _SIZES = (
     (2, 28, 28),
     (3, 32, 32),
     (3, 473, 473),
-    (10, 224, 224),
+    (9, 224, 224),
+    (30, 224, 224),
     (1, 1014, 1),
 )
 _IMAGES = tuple((BATCH, *size) for size in _SIZES)
@@ -105,13 +107,16 @@ def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, o
         for shape in tops[1:]:
             layer.input_param.shape.add(dim=() if shape is None else _known(shape, image))
     unknown = {
-        name for layer, tops in readers for name, shape in zip(layer.top, tops, strict=True) if shape is None
+        name
+        for layer, tops in readers
+        for name, shape in zip(layer.top, tops, strict=True)
+        if shape is None or name == layer.top[0]  # an image of unknown size, or labels of their own reader
     }
-    for place, (layer, _) in enumerate(readers):
-        is_image = [i == 0 and not (place and _is_compared(made, name)) for i, name in enumerate(layer.top)]
+    for layer, _ in readers:
+        is_image = [i == 0 and not _is_target(made, name) for i, name in enumerate(layer.top)]
         shapes = [
-            None if is_first or name not in unknown else _target(made, name, image)
-            for is_first, name in zip(is_image, layer.top, strict=True)
+            _target(made, name, image) if name in unknown and not is_image[i] else None
+            for i, name in enumerate(layer.top)
         ]
         layer.type = "DummyData"
         for index, given in enumerate(layer.input_param.shape):
@@ -126,9 +131,10 @@ def _known(shape: Sequence[int | None] | None, image: Sequence[int]) -> list[int
     return [size or image[min(axis, 3)] for axis, size in enumerate(shape or [None] * 4)]
 
 
-def _is_compared(net: Any, name: str) -> bool:  # noqa: ANN401
-    """Return whether a loss compares predictions with a blob, as with the labels of a reader of their own."""
-    return any("Loss" in layer.type and name in layer.bottom[1:] for layer in net.layer)
+def _is_target(net: Any, name: str) -> bool:  # noqa: ANN401
+    """Return whether layers only compare something with a blob, as with labels from a reader of their own."""
+    readers = [layer.bottom for layer in net.layer if name in layer.bottom]
+    return bool(readers) and all(name in bottoms[1:] for bottoms in readers)
 
 
 def _target(net: Any, name: str, image: Sequence[int]) -> Sequence[int]:  # noqa: ANN401
@@ -145,7 +151,9 @@ def _target(net: Any, name: str, image: Sequence[int]) -> Sequence[int]:  # noqa
             except CaffeRecipesError:
                 return (BATCH,)
             sizes = [size or 1 for size in shape]
-            return [sizes[0], *sizes[2:]] if type_of(reader).is_classifier else sizes
+            if type_of(reader).is_classifier:
+                del sizes[reader.softmax_param.axis]
+            return sizes
     return (BATCH,)
 
 

@@ -66,7 +66,7 @@ def test_a_net_whose_data_are_of_a_stage_trains_in_it(tmp_path: Path) -> None:
 def test_labels_of_a_reader_of_their_own_are_as_many_as_the_predictions(tmp_path: Path) -> None:
     net = tmp_path / "net.prototxt"
     one = HDF5.replace('top: "y"', "")
-    net.write_text(one + one.replace('"d"', '"e"').replace('"x"', '"y"') + IP + LOSS % "EuclideanLoss")
+    net.write_text(one.replace('"d"', '"e"').replace('"x"', '"y"') + one + IP + LOSS % "EuclideanLoss")
     train_twice(net)
 
 
