@@ -10,10 +10,12 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types import type_of
+from caffe_recipes.engine.hdf5_output import HDF5Output
 from caffe_recipes.engine.operators import FRESH, OVERWRITING
 from caffe_recipes.engine.operators.data import InputLayer
 from caffe_recipes.engine.operators.elementwise import scales_channels
-from caffe_recipes.engine.operators.operator import Forward, Overwriting, TensorShape
+from caffe_recipes.engine.operators.operator import Forward, LabelError, Overwriting, TensorShape
+from caffe_recipes.errors import DataError, InputError
 
 
 @dataclass
@@ -33,6 +35,7 @@ class LayerNode:
     learned: tuple[TensorShape, ...] = ()
     weighted: list[tuple[int, float]] = field(default_factory=list)
     source: InputLayer | None = None
+    output: HDF5Output | None = None
 
 
 @dataclass
@@ -158,3 +161,26 @@ def _has_own_shapes(node: LayerNode) -> bool:
 def _is_merged(node: LayerNode) -> bool:
     """Return whether a layer can be fused with the BatchNorm before it."""
     return scales_channels(node.param) and _has_own_shapes(node)
+
+
+def label_error(nodes: Sequence[LayerNode], node: LayerNode, error: LabelError, path: str) -> InputError:
+    """Return the error for a label or index that a layer does not have, with its record if it is known."""
+    where = f"layer '{node.param.name}'"
+    if type_of(node.param).loss_weight is None and not type_of(node.param).is_classifier:
+        what = f"index {error.label} is not one of 0 to {error.classes - 1}"
+        return DataError(f"{path}: {where}", what, "check the data, or the size of the layer")
+    what = f"label {error.label} is not one of the {error.classes} classes"
+    is_filtered = any(type_of(other.param).is_sized_by_values for other in nodes)
+    for other in () if is_filtered else nodes:  # a position is not that of a record then
+        if other.source is not None and error.position < len(other.source.keys):
+            key = other.source.keys[error.position]
+            hint = f"layer '{node.param.name}' has {error.classes} classes"
+            return DataError(other.source.where, f"record '{key}' has label {error.label}", hint)
+    return InputError(f"{path}: {where}", what)
+
+
+def write_outputs(nodes: Sequence[LayerNode]) -> None:
+    """Write the files of all HDF5Output layers, with the batches since the last time."""
+    for node in nodes:
+        if node.output is not None:
+            node.output.write()

@@ -26,11 +26,20 @@ from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
 from caffe_recipes.caffe.layer_types.normalization import unlearned_blobs
 from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, stats_images
-from caffe_recipes.engine.calls import Call, LayerNode, Segment, computes_loss, divide_calls, list_calls
+from caffe_recipes.engine.calls import (
+    Call,
+    LayerNode,
+    Segment,
+    computes_loss,
+    divide_calls,
+    label_error,
+    list_calls,
+)
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
 from caffe_recipes.engine.operators import OPERATORS
 from caffe_recipes.engine.operators.data import (
+    OUTPUTS,
     SOURCES,
     DataContext,
     declare_shapes,
@@ -219,14 +228,18 @@ class RunnableNet:
         for blob in layer.bottom:
             self._log.info("net.cpp:1498", f"{layer.name} <- {blob}")
         bottoms = [self._blob_index[blob] for blob in layer.bottom]
-        source = None
+        source = output = None
         if layer.type in SOURCES:
             source = SOURCES[layer.type](layer, shapes, self._context)
             forward = source.forward
+        elif layer.type in OUTPUTS:
+            output = OUTPUTS[layer.type](layer, shapes)
+            forward = output.forward
         else:
             forward = self._set_up(layer, shapes)
         detached = [not down for down in layer.propagate_down]
-        node = LayerNode(layer, forward, bottoms, self._add_tops(layer, shapes), detached, source=source)
+        tops = self._add_tops(layer, shapes)
+        node = LayerNode(layer, forward, bottoms, tops, detached, source=source, output=output)
         named = [other for other in self.nodes if other.param.name == layer.name]
         if any(shapes.learned or other.learned for other in named):
             what = "has the same name as another layer: Caffe cannot load snapshots of such a net"
@@ -453,7 +466,7 @@ class RunnableNet:
         try:
             yield
         except LabelError as error:
-            raise self._label_error(node, error) from None
+            raise label_error(self.nodes, node, error, self.path) from None
         except CaffeRecipesError:
             raise
         except Exception as error:
@@ -519,7 +532,7 @@ class RunnableNet:
         key = tuple(self._shapes)
         if key not in self._forwards:
             self._forwards[key] = [
-                node.forward if node.source else self._set_up(node.param, shapes)
+                node.forward if node.source or node.output else self._set_up(node.param, shapes)
                 for node, shapes in zip(self.nodes, found, strict=True)
             ]
         for node, forward in zip(self.nodes, self._forwards[key], strict=True):
@@ -577,20 +590,6 @@ class RunnableNet:
             for output in self.outputs
             for value in self._values[output.index].detach().reshape(-1).tolist()
         ]
-
-    def _label_error(self, node: LayerNode, error: LabelError) -> InputError:
-        where = f"layer '{node.param.name}'"
-        if type_of(node.param).loss_weight is None and not type_of(node.param).is_classifier:
-            what = f"index {error.label} is not one of 0 to {error.classes - 1}"
-            return DataError(f"{self.path}: {where}", what, "check the data, or the size of the layer")
-        what = f"label {error.label} is not one of the {error.classes} classes"
-        is_filtered = any(type_of(other.param).is_sized_by_values for other in self.nodes)
-        for other in () if is_filtered else self.nodes:  # a position is not that of a record then
-            if other.source is not None and error.position < len(other.source.keys):
-                key = other.source.keys[error.position]
-                hint = f"layer '{node.param.name}' has {error.classes} classes"
-                return DataError(other.source.where, f"record '{key}' has label {error.label}", hint)
-        return InputError(f"{self.path}: {where}", what)
 
     def close(self) -> None:
         """Stop prefetching."""

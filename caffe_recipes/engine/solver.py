@@ -20,6 +20,7 @@ from torch import Tensor
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import float32, lr_at, stepped_lr, steps_at
 from caffe_recipes.caffe.text.writer import FLOAT_MAX
+from caffe_recipes.engine.calls import write_outputs
 from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import Output, RunnableNet
@@ -430,6 +431,9 @@ class Solver:
                 values = torch.tensor([value for _, value in scores])
                 sums = values if batch == 0 else sums + values
                 outputs = [output for output, _ in scores]
+            else:
+                if self._ranks.rank == 0:
+                    write_outputs(net.nodes)
         if self._stopped:
             self._log.info("solver.cpp:528", "Test interrupted.")
             return

@@ -22,7 +22,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.rates import float32
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
-from caffe_recipes.engine.calls import LayerNode
+from caffe_recipes.engine.calls import LayerNode, write_outputs
 from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_host
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import RunnableNet
@@ -260,6 +260,7 @@ def test(net: RunnableNet, iterations: int, log: Log) -> None:
             sums[index] = float32(sums[index] + value)
             log.info("caffe.cpp:500", f"Batch {batch}, {output.name} = {format_number(value)}")
     log.info("caffe.cpp:505", f"Loss: {format_number(float32(loss / iterations))}")
+    write_outputs(net.nodes)
     for (output, _), total in zip(net.scores(), sums, strict=True):
         log.info("caffe.cpp:517", format_output(output, float32(total / iterations)))
 

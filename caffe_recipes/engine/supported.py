@@ -16,11 +16,13 @@ from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.engine.fillers import FILLERS
 from caffe_recipes.engine.operators import OPERATORS
-from caffe_recipes.engine.operators.data import SOURCES, check_data_layer
+from caffe_recipes.engine.operators.data import OUTPUTS, SOURCES, check_data_layer
 from caffe_recipes.engine.operators.operator import LayerError, layer_error
 
 BEGIN = "<!-- layer types: `make generate` writes the following -->"
 END = "<!-- layer types: end -->"
+
+RUN = frozenset((*OPERATORS, *SOURCES, *OUTPUTS))  # the layer types
 
 
 def check_supported(nets: Sequence[tuple[pb.NetParameter, str]]) -> None:
@@ -41,7 +43,7 @@ def check_supported(nets: Sequence[tuple[pb.NetParameter, str]]) -> None:
 
 def _find_unsupported(layers: Iterable[pb.LayerParameter]) -> list[pb.LayerParameter]:
     """Return the layers whose type has no operator."""
-    return [layer for layer in layers if layer.type not in SOURCES and layer.type not in OPERATORS]
+    return [layer for layer in layers if layer.type not in RUN]
 
 
 def _unsupported_error(where: str, types: Iterable[str]) -> LayerError:
@@ -72,11 +74,10 @@ def check_layers(net: pb.NetParameter) -> None:
 
 def render_supported() -> str:
     """Return the lists as Markdown, between their marks."""
-    run = {*OPERATORS, *SOURCES}
     rows = []
     for family in FAMILIES:
         names = [entry.name for entry in family.TYPES]
-        runs, lacks = ([name for name in names if (name in run) is wanted] for wanted in (True, False))
+        runs, lacks = ([name for name in names if (name in RUN) is wanted] for wanted in (True, False))
         title = family.__name__.rpartition(".")[2].replace("_", " ")
         rows.append(f"| {title} | {_list(runs)} | {_list(lacks)} |")
     others = sorted(unsupported_names.TYPES.keys() - LAYER_TYPES.keys())

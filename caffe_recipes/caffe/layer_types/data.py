@@ -189,7 +189,6 @@ TYPES = (
     ),
     LayerType(
         "HDF5Output",
-        is_run=False,
         shapes=no_tops,
         bottoms=(2, 2),
         refuses=(

@@ -82,7 +82,7 @@ def _scale_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
 
 
 TYPES = (
-    LayerType("Axpy", shapes=_axpy, bottoms=(3, 3)),
+    LayerType("Axpy", shapes=_axpy, bottoms=(3, 3), operations=one_per_value),
     LayerType(
         "Eltwise",
         has_engine=True,

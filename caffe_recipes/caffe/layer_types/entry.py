@@ -176,6 +176,7 @@ class LayerType:
     result, which need not be read (`is_result`).
 
     The costs of a batch in a phase: `multiply_adds` with learned matrices, and `operations` other than those.
+    Functions of single values, layers that only move values, and losses count as none.
 
     What tables and drawings show: `kernel`, as Caffe's summarize.py writes it; `details`, the main settings;
     and `kind`, which decides the colour of a box.

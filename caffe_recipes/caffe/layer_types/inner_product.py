@@ -14,7 +14,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     require,
     sum_sizes,
 )
-from caffe_recipes.caffe.layer_types.entry import LayerType, Result
+from caffe_recipes.caffe.layer_types.entry import LayerType, Result, per_value
 
 
 def _inner_product(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -71,6 +71,7 @@ TYPES = (
         learned=2,
         fillers=lambda layer: [layer.embed_param.weight_filler, layer.embed_param.bias_filler],
         no_backward=(0,),
+        operations=lambda found, phase: per_value(found, int(found.layer.embed_param.bias_term)),
     ),
     LayerType("Parameter", shapes=_parameter, bottoms=(0, 0), learned=1, is_result=True),
 )

@@ -128,6 +128,13 @@ def _lrn_window(found: LayerShapes, phase: int) -> Dim:
     return per_value(found, param.local_size ** (1 if param.norm_region == param.ACROSS_CHANNELS else 2))
 
 
+def _bn_passes(found: LayerShapes, phase: int) -> Dim:
+    """Count 1 operation per number to scale it, 1 to normalize it, and 2 for the statistics of the batch."""
+    if has_averages(found.layer):
+        return per_value(found, 2 if is_frozen(found.layer) or phase == pb.TEST else 4)
+    return per_value(found, 1 if bn_mode(found.layer) == "INFERENCE" else 4)
+
+
 TYPES = (
     LayerType(
         "BatchNorm",
@@ -150,7 +157,15 @@ TYPES = (
         is_never_label=True,
         operations=_batch_norm_passes,
     ),
-    LayerType("BN", shapes=_bn, learned=4, fillers=_bn_fillers, in_place=True, is_never_loss=True),
+    LayerType(
+        "BN",
+        shapes=_bn,
+        learned=4,
+        fillers=_bn_fillers,
+        in_place=True,
+        is_never_loss=True,
+        operations=_bn_passes,
+    ),
     LayerType(
         "MKLBatchNorm",
         is_run=False,
@@ -188,6 +203,14 @@ TYPES = (
         shapes=keep_shape,
         in_place=True,
         loses_bottom=lambda layer: layer.mvn_param.normalize_variance,
+        operations=lambda found, phase: per_value(found, 2 + found.layer.mvn_param.normalize_variance),
     ),
-    LayerType("Normalize", blocks=("norm_param",), shapes=_normalize, learned=1, fillers=_normalize_fillers),
+    LayerType(
+        "Normalize",
+        blocks=("norm_param",),
+        shapes=_normalize,
+        learned=1,
+        fillers=_normalize_fillers,
+        operations=lambda found, phase: per_value(found, 2),
+    ),
 )

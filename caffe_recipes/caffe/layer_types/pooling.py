@@ -184,5 +184,9 @@ TYPES = (
                 "pool: MAX or pool: AVE",
             ),
         ),
+        # Each level reads each number once.
+        operations=lambda found, phase: product(
+            [sum_sizes(found.bottoms), found.layer.spp_param.pyramid_height]
+        ),
     ),
 )

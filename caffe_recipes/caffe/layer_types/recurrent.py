@@ -20,7 +20,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     require,
     sum_counts,
 )
-from caffe_recipes.caffe.layer_types.entry import LayerType, Result
+from caffe_recipes.caffe.layer_types.entry import LayerType, Result, per_value
 
 _STATES = {"LSTM": 2, "RNN": 1}  # that expose_hidden adds to the bottoms and tops
 
@@ -133,5 +133,12 @@ TYPES = (
         fillers=_rnn_fillers,
         blob_names=_rnn_blobs,
     ),
-    LayerType("LSTMUnit", shapes=_lstm_unit, bottoms=(3, 3), min_tops=lambda layer: 2, no_backward=(2,)),
+    LayerType(
+        "LSTMUnit",
+        shapes=_lstm_unit,
+        bottoms=(3, 3),
+        min_tops=lambda layer: 2,
+        no_backward=(2,),
+        operations=lambda found, phase: per_value(found, 3),
+    ),
 )

@@ -18,7 +18,15 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     sum_counts,
     sum_sizes,
 )
-from caffe_recipes.caffe.layer_types.entry import MANY, LayerType, Refusal, Result, no_tops, own_number
+from caffe_recipes.caffe.layer_types.entry import (
+    MANY,
+    LayerType,
+    Refusal,
+    Result,
+    no_tops,
+    own_number,
+    per_value,
+)
 from caffe_recipes.wording import shorten
 
 
@@ -272,6 +280,6 @@ TYPES = (
     LayerType("Slice", shapes=_slice_axis, refuses=(_check_axis,), is_elementwise=True),
     _view("Split", has_engine=True, shapes=_split, keeps_zero=True),
     LayerType("ShuffleChannel", shapes=_shuffle_channel),
-    LayerType("Interp", shapes=_interp),
+    LayerType("Interp", shapes=_interp, operations=lambda found, phase: per_value(found, 4)),
     LayerType("Tile", shapes=_tile),
 )

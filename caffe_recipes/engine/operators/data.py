@@ -21,6 +21,7 @@ from caffe_recipes.caffe.layer_types.dimensions import Image
 from caffe_recipes.caffe.layer_types.entry import own_block
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.hdf5_output import HDF5Output
 from caffe_recipes.engine.hdf5_rows import HDF5Rows
 from caffe_recipes.engine.image_lists import decode_listed, load_image_list
 from caffe_recipes.engine.operators.operator import (
@@ -355,7 +356,9 @@ def _hdf5_data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataCont
 
 
 def _input(layer: pb.LayerParameter, shapes: TensorShapes, context: DataContext) -> InputLayer:
-    """Set up inputs of zeros, since nothing sets them here."""
+    """Set up inputs of zeros, since nothing sets them here: no Caffe's Input names a file."""
+    advice = "to read arrays from files, replace it with HDF5Data"
+    context.log.info("caffe-torch", f"layer '{layer.name}' (Input) is all zeros; {advice}")
     return InputLayer(lambda x, w: [torch.zeros(shape) for shape in shapes.tops])
 
 
@@ -373,6 +376,9 @@ def _dummy_data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataCon
 
     return InputLayer(forward)
 
+
+# The layers that write files, which a net keeps when it is set up again for another size of its batches.
+OUTPUTS: dict[str, Callable[[pb.LayerParameter, TensorShapes], HDF5Output]] = {"HDF5Output": HDF5Output}
 
 SOURCES: dict[str, Callable[[pb.LayerParameter, TensorShapes, DataContext], InputLayer]] = {
     "Data": _data,

@@ -376,6 +376,13 @@ def test_activations_exclude_in_place_layers_and_views(tmp_path: Path) -> None:
         (L.layer("x", "Eltwise", ["data"] * 3), 0, 144),
         (L.layer("x", "Reduction", "data", axis=1), 0, 72),
         (L.layer("x", "Softmax", "data"), 0, 0),
+        (L.layer("x", "MVN", "data"), 0, 3 * 72),
+        (L.layer("x", "MVN", "data", normalize_variance=False), 0, 2 * 72),
+        (L.layer("x", "Normalize", "data"), 0, 2 * 72),
+        (L.layer("x", "SPP", "data", pyramid_height=2), 0, 2 * 72),
+        (L.layer("x", "Embed", "data", num_output=5, input_dim=3), 0, 5 * 72),
+        (L.layer("x", "Embed", "data", num_output=5, input_dim=3, bias_term=False), 0, 0),
+        (L.layer("x", "Tile", "data", tiles=3), 0, 0),
     ],
     ids=lambda value: value.type if isinstance(value, pb.LayerParameter) else str(value),
 )

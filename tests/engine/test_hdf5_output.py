@@ -1,0 +1,86 @@
+"""The files of HDF5Output layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.engine.communication import Ranks
+from caffe_recipes.engine.net import RunnableNet
+from caffe_recipes.engine.solver import SignalRequests, Solver
+from caffe_recipes.engine.subcommands import test as run_test
+from caffe_recipes.engine.updates import flatten_params
+from caffe_recipes.errors import InputError
+from tests.engine.operators.test_data import QUIET, make_net
+
+h5py = pytest.importorskip("h5py")
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Return the rows of an HDF5Data layer."""
+    monkeypatch.chdir(tmp_path)
+    values = np.random.default_rng(0).standard_normal((6, 2, 3)).astype(np.float32)
+    with h5py.File("a.h5", "w") as file:
+        file["x"], file["label"] = values, np.arange(6, dtype=np.float32)
+    Path("list").write_text("a.h5\n")
+    return values
+
+
+def make(
+    bottoms: str = 'bottom: "x" bottom: "label"', phase: pb.Phase = pb.TEST, out: str = "out.h5"
+) -> RunnableNet:
+    return make_net(
+        'layer { name: "d" type: "HDF5Data" top: "x" top: "label" '
+        'hdf5_data_param { source: "list" batch_size: 2 } }'
+        f'layer {{ name: "o" type: "HDF5Output" {bottoms} hdf5_output_param {{ file_name: "{out}" }} }}',
+        phase=phase,
+    )
+
+
+def test_a_test_writes_all_of_its_batches_in_caffes_four_axes(rows: np.ndarray) -> None:
+    net = make()
+    for iterations in (2, 3):  # the second test replaces the file of the first
+        run_test(net, iterations, QUIET)
+        with h5py.File("out.h5") as file:
+            assert file["data"].shape == (2 * iterations, 2, 3, 1) and set(file) == {"data", "label"}
+            labels = file["label"][:].reshape(-1).astype(int)
+            assert (file["data"][..., 0] == rows[labels]).all()
+    assert labels.tolist() == [4, 5, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("bottoms", "phase", "out", "what"),
+    [
+        ('bottom: "x" bottom: "label"', pb.TRAIN, "out.h5", "is in phase TRAIN, where Caffe stops"),
+        ('bottom: "x" bottom: "label"', pb.TEST, "none/out.h5", "none/out.h5"),
+        ('bottom: "x" bottom: "label"', pb.TEST, ".", "cannot be written"),
+        ('bottom: "x"', pb.TEST, "out.h5", "takes 2 bottoms"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is_read(
+    rows: np.ndarray, bottoms: str, phase: pb.Phase, out: str, what: str
+) -> None:
+    with pytest.raises(InputError, match=what):
+        make(bottoms, phase, out)
+    assert not Path("out.h5").exists()
+
+
+def test_each_test_of_a_training_replaces_the_file(rows: np.ndarray) -> None:
+    param = pb.SolverParameter(
+        base_lr=0.1,
+        lr_policy="fixed",
+        type="SGD",
+        max_iter=0,
+        test_iter=[2],
+        test_interval=1,
+        snapshot_after_train=False,
+    )
+    train = make_net('layer { name: "p" type: "Parameter" top: "p" parameter_param { shape { dim: 1 } } }')
+    groups = flatten_params(train, param)
+    Solver(param, train, groups, [make()], Ranks(), SignalRequests(), QUIET).solve()
+    with h5py.File("out.h5") as file:
+        assert (file["data"][..., 0] == rows[:4]).all()
