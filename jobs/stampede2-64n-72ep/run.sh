@@ -6,20 +6,21 @@
 # For nodes that are yours alone: digests on the nodes, spare hosts, heartbeats, watching, and nodes that others
 # use too are what `caffe-recipes run` is for.
 
-set -euo pipefail
-repository=$(dirname -- "$(readlink -f -- "$0")")/../.. logs=logs/stampede2-64n-72ep
-models=models/intel_optimized_models/multinode/resnet50_custom_lr
+set -euo pipefail +o posix
+repository=$(dirname -- "$(readlink -f -- "$0")")/../.. # this clone; CAFFE_ROOT may be elsewhere
+logs=logs/stampede2-64n-72ep models=models/intel_optimized_models/multinode/resnet50_custom_lr
 export OMP_NUM_THREADS=22 KMP_AFFINITY=granularity=fine,compact,1,0 MLSL_NUM_SERVERS=2 MLSL_SERVER_AFFINITY=39,38,43,42
-stop() { printf '%s: %s\n' stampede2-64n-72ep "${2//[[:cntrl:]]/ }" >&2 && exit "$1"; } # 2: bad input, 3: a failed run
+stop() { printf '%s: %s\n' stampede2-64n-72ep "${2//[[:cntrl:]]/ }" >&2 || true; exit "$1"; } # 2: bad input, 3: a failed run
 (($# == 0)) || stop 2 "takes no arguments; its first lines show its variables"
-cd -- "${CAFFE_ROOT:-.}" 2>/dev/null || stop 2 "CAFFE_ROOT: set it to the folder with hostfile"
+CDPATH="" cd -- "${CAFFE_ROOT:-.}" 2>/dev/null || stop 2 "CAFFE_ROOT: set it to the folder with hostfile"
 trap 'stop 3 "line $LINENO failed: $BASH_COMMAND"' ERR
-trap 'trap "" INT TERM HUP; kill $(jobs -p) 2>/dev/null || true; wait; stop 3 "stopped by a signal"' INT TERM HUP
+trap 'stop 3 "stopped by a signal"' INT TERM HUP
+trap 'trap "" INT TERM HUP; kill $(jobs -p) 2>/dev/null || true; wait' EXIT # nothing that this started outlives it
 
-# No ssh asks for a password, adds a host key or forwards an agent; neither does the one that hydra starts.
+# No ssh asks for a password, adds a host key or forwards an agent; nor does that of hydra (MPICH's words, then Intel's).
 strict=(-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no)
-ssh() { command ssh "${strict[@]}" "$@"; }
-on() { ssh "$1" bash -s <<<"$(declare -f "$2"; printf 'cd %q && ' "$PWD"; printf '%q ' "${@:2}")"; } # HOST FUNCTION WORD...
+# Runs a function of this script on a host, in this same folder, by an ssh that replaces its shell: a signal reaches it.
+on() { exec ssh "${strict[@]}" "$1" bash -s <<<"$(declare -f "$2"; printf 'cd %q && ' "$PWD"; printf '%q ' "${@:2}")"; }
 scp() { command scp "${strict[@]}" "$@" || stop 3 "$1: not fetched; see $logs/$phase.log"; }
 export HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXTRA_ARGS="${strict[*]}"
 export I_MPI_HYDRA_BOOTSTRAP=ssh I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS="${strict[*]}"
@@ -27,9 +28,8 @@ export I_MPI_HYDRA_BOOTSTRAP=ssh I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS="${strict
 mapfile -t hosts < <(awk '{ sub(/[#:\r].*/, "") } NF && $1 != last { if (seen[last = $1]++) exit; print last }' hostfile 2>/dev/null | head -n 64)
 ((${#hosts[@]} == 64)) || stop 2 "$PWD/hostfile: lists ${#hosts[@]} of 64 hosts, up to one that comes again; write each on a line"
 result=${hosts[0]} # worker 0, which writes the snapshots
-# One training at a time. If this is killed, mpiexec still holds the lock. flock returns 1 if it is held, and more without locks.
-mkdir -p -- "$logs" && (umask 077 && touch -- "$logs/lock")
-exec 9>>"$logs/lock"
+# One training at a time. If this is killed, mpiexec still holds the lock. No other user can open it, and so hold it.
+{ mkdir -p -- "$logs" && (umask 077 && touch -- "$logs/lock") && exec 9>>"$logs/lock"; } 2>/dev/null || stop 2 "$logs/lock: cannot be written"
 flock -w 5 9 || (($? > 1)) || stop 2 "$logs/lock: held by a run.sh, its mpiexec, or caffe-recipes run; wait for it or stop it"
 
 # The prototxts, at the paths that the commands name.
@@ -52,23 +52,23 @@ if [[ -n ${LMDB_SOURCE-} ]]; then
   for i in "${!hosts[@]}"; do wait "${copies[i]}" || stop 3 "${hosts[i]}: $(tail -n 1 "$logs/lmdb-${hosts[i]}.log")"; done
 fi
 
-# Runs a command and logs it; in the background, so that a signal ends it at once. 87.336 is Caffe's loss for a probability of 0.
+# Runs a command and logs it, also if nobody reads the output any more; in the background, so that a signal ends it at once.
 logged() { # NAME COMMAND...
   local log=$logs/$1.log
   [[ ! -e $log ]] || mv -f -- "$log" "$log.old"
-  exec "${@:2}" </dev/null 2>&1 | tee -- "$log" &
+  exec "${@:2}" </dev/null 2>&1 | (trap "" PIPE; tee -- "$log" || true) &
   wait "$!" || stop 3 "$1: $2 returned $?; see $log"
   ! grep -o ' loss = [^ ]*' "$log" | tail -n 1 | grep -qE 'nan|inf|87\.336' || stop 3 "$1: the loss is not finite; see $log"
-}
-mpiexec.hydra() { logged "$phase" mpiexec.hydra "$@"; }
+} # 87.336 is Caffe's loss for a probability of 0
+mpiexec.hydra() { logged "$phase" mpiexec.hydra "$@"; } # so that the lines below are commands as one would type them
 # Returns 1 if a phase is finished: its snapshot is here, with the digests of it and of the solver, net and weights that made it.
 begin() { # PHASE NET WEIGHTS SNAPSHOT...
   phase=$1 snapshots=("${@:4}") last=${!#} && record=${last##*/}.made-from
   made=("$models/solver_$1.prototxt" "$models/$2.prototxt" ${3:+"$3"} "${snapshots[@]##*/}")
-  [[ ! -e $record ]] || ! sha256sum -- "${made[@]}" 2>&1 | cmp -s -- - "$record" || { echo "$1: is finished" && return 1; }
+  [[ ! -e $record ]] || ! sha256sum -- "${made[@]}" 2>&1 | cmp -s -- - "$record" || { echo "$1: is finished" || true; return 1; }
   [[ ! -e $record ]] || stop 2 "$record: differs from its snapshot, solver, net or weights; move it away to train $1 again"
   [[ -z $3 || -s $3 ]] || stop 2 "$3: missing or empty; $1 starts from it"
-  { on "$result" set_aside "${snapshots[@]}" && set_aside "${snapshots[@]##*/}"; } ||
+  { (on "$result" set_aside "${snapshots[@]}") && set_aside "${snapshots[@]##*/}"; } ||
     stop 3 "$result:$last: an earlier one cannot be moved aside"
 }
 set_aside() { for f; do mkdir -p -- "$(dirname -- "$f")" && { [ ! -e "$f" ] || mv -f -- "$f" "$f.old"; } || return; done; }

@@ -138,11 +138,13 @@ class StandInCluster:
         """Change the behaviour of a stand-in."""
         write(self.play / f"hook.{tool}", text)
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start run.sh in the Caffe root, in a process group of its own."""
+    def start(
+        self, *arguments: str, shell: str = 'exec "$0" "$@"', **environment: str
+    ) -> subprocess.Popen[str]:
+        """Start run.sh, the $0 of a shell command, in the Caffe root, in a process group of its own."""
         path = f"{self.play / 'bin'}:{os.environ['PATH']}"
         return subprocess.Popen(
-            [self.script, *arguments],
+            ["bash", "-c", shell, self.script, *arguments],
             cwd=self.root,
             env={"PATH": path, "HOME": str(self.play), "PLAY": str(self.play), **environment},
             stdin=subprocess.DEVNULL,
@@ -152,9 +154,11 @@ class StandInCluster:
             start_new_session=True,
         )
 
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run run.sh to its end."""
-        process = self.start(*arguments, **environment)
+    def run(
+        self, *arguments: str, shell: str = 'exec "$0" "$@"', **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run run.sh to its end, as `start` does."""
+        process = self.start(*arguments, shell=shell, **environment)
         try:
             stdout, stderr = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:

@@ -169,6 +169,44 @@ def test_weights_that_are_missing_or_empty_start_no_phase(finished_cluster: Stan
     assert f"{INIT}: missing or empty; cyc1 starts from it" in finished_cluster.stops(2)
 
 
+@pytest.mark.parametrize("closed", ["2>/dev/full", "2>&-", ">/dev/full 2>&1"])
+def test_a_refusal_that_cannot_be_printed_is_one_nevertheless(
+    finished_cluster: StandInCluster, closed: str
+) -> None:
+    (finished_cluster.root / INIT).write_text("another model")
+    assert finished_cluster.run(shell=f'exec "$0" {closed}').returncode == 2
+    assert finished_cluster.trained() == []
+    assert (finished_cluster.root / INIT).read_text() == "another model"
+
+
+@pytest.mark.parametrize("reader", ["| head -n 1", ">/dev/full 2>&1"])
+def test_output_that_nobody_reads_ends_no_training(small_cluster: StandInCluster, reader: str) -> None:
+    small_cluster.hook("mpiexec.hydra", 'for line in {1..2000}; do echo "line $line"; done')
+    assert small_cluster.run(shell=f'"$0" {reader}; exit "${{PIPESTATUS[0]}}"').returncode == 0
+    assert small_cluster.trained() == ["init", "cyc1"]
+    assert small_cluster.run(shell=f'"$0" {reader}; exit "${{PIPESTATUS[0]}}"').returncode in (0, 141)
+    assert small_cluster.trained() == ["init", "cyc1"]
+
+
+@pytest.mark.parametrize("cause", ["a signal", "a host that failed"])
+def test_no_copy_of_the_lmdb_outlives_the_script(small_cluster: StandInCluster, cause: str) -> None:
+    (small_cluster.root / "data.mdb").write_text("images")
+    if cause == "a signal":
+        small_cluster.hook("ssh", STAY)
+    else:
+        wait = 'until [[ -e $PLAY/training ]]; do sleep 0.02; done; echo "no route"; exit 255'
+        small_cluster.hook("ssh", f"[[ $1 != c401-001 ]] || {{ {wait}; }}\n{STAY}")
+    process = small_cluster.start(LMDB_SOURCE=".")
+    small_cluster.wait_for(small_cluster.play / "training")
+    if cause == "a signal":
+        os.kill(process.pid, signal.SIGTERM)
+    _, stderr = process.communicate(timeout=600)
+    assert (process.returncode, (small_cluster.play / "ended").exists()) == (3, True)
+    assert stderr == "stampede2-64n-72ep: " + (
+        "stopped by a signal\n" if cause == "a signal" else "c401-001: no route\n"
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_ranks_and_the_next_run_trains_the_phase_again(
     small_cluster: StandInCluster, number: signal.Signals
