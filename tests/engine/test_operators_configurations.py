@@ -191,6 +191,17 @@ def accuracy(top_k: int) -> Callable[[Array, Array], Array]:
     return expected
 
 
+def segmentation(x: Array, labels: Array) -> Array:
+    """Return the accuracy, the mean recall of the classes that occur, and the mean IoU of all."""
+    found = x.argmax(1)
+    hits = np.array([((found == k) & (labels == k)).sum() for k in range(x.shape[1])])
+    actual = np.array([(labels == k).sum() for k in range(x.shape[1])])
+    union = np.array([((found == k) | (labels == k)).sum() for k in range(x.shape[1])])
+    recall = np.mean([h / a for h, a in zip(hits, actual, strict=True) if a])
+    overlap = np.mean([h / u if u else 1.0 for h, u in zip(hits, union, strict=True)])
+    return np.array([[[[(found == labels).mean(), recall, overlap]]]])
+
+
 def best(count: int, axis: int | None, has_values: bool) -> Callable[[Array], Array]:
     def expected(x: Array) -> Array:
         rows = x.reshape(len(x), -1) if axis is None else x
@@ -614,6 +625,7 @@ LOSSES = [
     Case("Accuracy", "", "nc ?n", accuracy(1), has_backward=False),
     Case("Accuracy", "", "nchw ?nhw", accuracy(1), has_backward=False),
     Case("Accuracy", "accuracy_param { top_k: 3 }", "nc! ?n", accuracy(3), has_backward=False),
+    Case("SegAccuracy", "", "nchw ?nhw", segmentation, has_backward=False),
     Case("RNN", "recurrent_param { num_output: 2 }", "4nh ?4n nc", rnn),
     Case("LSTM", "recurrent_param { num_output: 2 }", "4nh ?4n", lstm),
 ]
@@ -670,4 +682,5 @@ def test_a_configuration_computes_what_caffe_does_and_its_gradient(case: Case, s
 
 def test_each_type_that_runs_has_a_configuration() -> None:
     tested = {case.type for case in CASES} | {row.text.split('"')[1] for row in ROWS}
-    assert OPERATORS.keys() - tested == {"Silence"}  # which has no tops
+    # Without tops, and with a gradient that is not a derivative: tests/engine/operators/test_loss.py.
+    assert OPERATORS.keys() - tested == {"Silence", "CenterLoss"}
