@@ -16,14 +16,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from caffe_recipes.caffe.measurements import MeasuredLog, read_measurements
 
 RANKS = 128
-TIMES = 3
+TIMES = 5
 
 
 def make_lines(at: int) -> Iterator[str]:
@@ -60,14 +60,15 @@ def read_whole(path: Path) -> int:
     return sum(len(rows) for rows in read_measurements(path, MeasuredLog()))
 
 
-def measure(read: Callable[[Path], object], path: Path) -> float:
-    """Return the least processor time of a few runs, in seconds."""
-    seconds = []
+def measure(readers: Sequence[Callable[[Path], object]], path: Path) -> list[float]:
+    """Return the least processor time of each reader in seconds, of a few runs in turn."""
+    seconds: list[list[float]] = [[] for _ in readers]
     for _ in range(TIMES):
-        begun = time.process_time()
-        read(path)
-        seconds.append(time.process_time() - begun)
-    return min(seconds)
+        for read, taken in zip(readers, seconds, strict=True):
+            begun = time.process_time()
+            read(path)
+            taken.append(time.process_time() - begun)
+    return [min(taken) for taken in seconds]
 
 
 def load_parse_log(file: Path) -> Callable[[Path], object]:
@@ -96,10 +97,10 @@ def main() -> None:
         path = Path(folder, "train.log")
         write_log(path, options.iterations)
         lines = 3 * options.iterations
-        ours = measure(read_whole, path)
+        readers = [read_whole, *([load_parse_log(options.parse_log)] if options.parse_log else [])]
+        ours, *others = measure(readers, path)
         print(f"caffe-recipes: {ours:.2f} s for {lines:,} lines, {ours / lines * 1e6:.2f} us a line")
-        if options.parse_log:
-            theirs = measure(load_parse_log(options.parse_log), path)
+        for theirs in others:
             each = theirs / lines * 1e6
             print(f"parse_log.py:  {theirs:.2f} s, {each:.2f} us a line: {theirs / ours:.2f} times ours")
         if options.gigabytes:

@@ -40,7 +40,7 @@ print(json.dumps(done))
 
 def ask_for_help(paths: list[Path]) -> dict[str, tuple[str, str]]:
     """Return how each ended, and what it printed."""
-    argv = [sys.executable, "-c", ASK, *map(str, paths)]
+    argv = [sys.executable, "-B", "-c", ASK, *map(str, paths)]  # without folders for bytecode
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     return {path: (how, output) for path, (how, output) in json.loads(done.stdout).items()}
 

@@ -274,12 +274,13 @@ _EVENT_LINE, _KINDS = _compile()
 def find_displays(text: str, names: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Search lines, each of which ends in a line break, for displays of a TRAIN net with these outputs.
 
-    A display is what rank 0 prints of an iteration: the loss, each output once, and the rate. Most of a long
-    log are such displays, and one search is several times as fast as `find_event` for each line. Return a
-    tuple for each display, for successive lines of other ranks with a loss, an output or a rate, and for any
-    other line. The last text of a tuple is the other line, the one before it are the lines of other ranks.
-    The texts before these are empty, or of a display: its iteration is the third; without it, they are the
-    time, the microseconds and the value of the loss, of each output and of the rate.
+    A display is what rank 0 prints of an iteration, within a second: the loss, each output, in caffe-torch
+    what it has waited for, and the rate. Most of a long log are such displays, and one search is several
+    times as fast as `find_event` for each line. Return a tuple for each display, for successive lines of
+    other ranks with a loss, an output or a rate, and for any other line. The last text of a tuple is the
+    other line, the one before it are the lines of other ranks. The texts before these are empty, or of a
+    display: the time, the microseconds, the iteration and the loss; the microseconds and the value of each
+    output; "waited" or nothing; and the microseconds and the rate.
     """
     return _compile_displays(names).findall(text)
 
@@ -296,8 +297,12 @@ def _compile_displays(names: tuple[str, ...]) -> re.Pattern[str]:
         ),
         rf"I\1{place}Iteration \3, lr = {_NUMBER}{more}",
     ]
-    display = "".join(rf"(?:\[0\] |){line}\n" for line in lines)
-    other = rf"\[[1-9]\d{{0,16}}\] {second}{place}(?:{_LOSS}|{_RATE}|{_TRAIN_OUTPUT.replace('|.+', '')})\n"
+    rank_0 = r"(?:\[0\] |0{1,9}: |)"
+    waited = rf"(?:{rank_0}I\1\.\d{{6}} ++\d++ \S++ ++Iteration \3, (waited) [^:\n]++\n|)"
+    *before, rate = (f"{rank_0}{line}\n" for line in lines)
+    display = "".join([*before, waited, rate])
+    common = f"{_LOSS}|{_RATE}|{_TRAIN_OUTPUT.replace('|.+', '')}"
+    other = rf"(?:\[[1-9]\d{{0,16}}\] |0{{0,4}}[1-9]\d{{0,4}}: ){second}{place}(?:{common})\n"
     other = re.sub(r"(?<!\\)\((?=\[|\\[dS])", "(?:", other)  # without its groups
     return re.compile(rf"{display}|((?:{other})++)|(.*)\n")
 

@@ -6,7 +6,7 @@ restart if it reads a solverstate, and a join if it starts from a caffemodel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import count
@@ -46,8 +46,8 @@ _TOP5 = ("top-5", "top5")
 # What is held in memory of a log, even if it is not that of a training.
 MOST_RUNS = 1000
 MOST_OUTPUTS = 10_000  # of an iteration
-_LONGEST_TEXT = 4096  # of a path or name
-_MOST_SEARCHED, _LONGEST_SEARCHED = 100, 100  # outputs of a display, and characters of their names
+_LONGEST_TEXT = 4096  # of a path or name, or of the names of a display's outputs
+_MOST_SEARCHED = 50  # outputs of a display
 # A line that should have been a measurement has one of these words.
 _MEASURES = ("] Iteration ", "net output #", "Test score #")
 
@@ -159,13 +159,6 @@ class _LogClock:
         return self._years_days + days - (days > _LEAP_DAY and not self._is_leap)
 
 
-def _is_common(counts: Mapping[str, int]) -> bool:
-    """Return whether outputs are few, have short names and are no elements of one another."""
-    return len(counts) <= _MOST_SEARCHED and all(
-        not count and len(name) <= _LONGEST_SEARCHED for name, count in counts.items()
-    )
-
-
 Parse = Callable[[str], Sequence[LogEvent]]
 
 
@@ -202,6 +195,7 @@ class MeasuredLog:
     _net: int = 0
     _index: int = -1
     _counts: dict[str, int] = field(default_factory=dict)
+    _names: list[str] = field(default_factory=list)  # of the first outputs of the iteration
     _outputs: tuple[str, ...] = ()  # of the last display whose lines were read one by one
 
     def read(self, text: str) -> list[Measurement]:
@@ -209,7 +203,10 @@ class MeasuredLog:
         rows: list[Measurement] = []
         outputs = self._outputs
         # Where a display has the microseconds and the text of each value, and the value's name.
-        places = [(1, 3, LOSS), *((at, at + 1, name) for at, name in zip(count(4, 2), (*outputs, RATE)))]
+        counts: dict[str, int] = {}
+        elements = [name_element(counts, output) for output in outputs]
+        places = [(1, 3, LOSS), *((at, at + 1, name) for at, name in zip(count(4, 2), elements))]
+        places.append((5 + 2 * len(outputs), 6 + 2 * len(outputs), RATE))
         for texts in find_displays(text, outputs):
             if texts[0]:
                 self._read_display(places, texts, rows)
@@ -233,7 +230,7 @@ class MeasuredLog:
         for micro_at, at, name in places:
             seconds = None if base_us is None else (base_us + float(texts[micro_at])) / 1e6
             rows.append(_new(Measurement, (number, iteration, seconds, "train", 0, name, float(texts[at]))))
-        self.lines += len(places)
+        self.lines += len(places) + bool(texts[-5])
 
     @property
     def excess(self) -> str:
@@ -331,8 +328,8 @@ class MeasuredLog:
         return _new(Measurement, (run.number, iteration, seconds, "train", 0, LOSS, float(values[1])))
 
     def _rate(self, values: Sequence[Any], seconds: float | None) -> Measurement:
-        if self._phase == "train" and _is_common(self._counts):
-            self._outputs = tuple(self._counts)
+        if self._phase == "train" and sum(map(len, self._names)) <= _LONGEST_TEXT:
+            self._outputs = tuple(self._names)
         self._phase = ""
         run = self._run()
         return _new(Measurement, (run.number, int(values[0]), seconds, "train", 0, RATE, float(values[1])))
@@ -343,7 +340,7 @@ class MeasuredLog:
     def _expect(self, iteration: int, phase: str, net: int) -> None:
         self._run()  # if it began later, it would forget these
         self._iteration, self._phase, self._net, self._index = iteration, phase, net, -1
-        self._counts = {}
+        self._counts, self._names = {}, []
 
     def _train_output(self, values: Sequence[Any], seconds: float | None) -> Measurement | None:
         return self._output("train", values, seconds)
@@ -359,6 +356,8 @@ class MeasuredLog:
             return None
         self._index = index
         name = name_element(self._counts, values[1])
+        if len(self._names) < _MOST_SEARCHED:
+            self._names.append(values[1])
         run = self._run()
         return _new(
             Measurement, (run.number, self._iteration, seconds, phase, self._net, name, float(values[2]))

@@ -32,7 +32,7 @@ ODD_ENDS = [
     ", I1120 11:49:33.581089  6374 solver.cpp:312] Iteration 7, loss = 3",
     " x",
 ]
-LABELS = ["", "[0] ", "[1] ", "[17] ", "0: ", "[1,0]<stderr>:"]
+LABELS = ["", "[0] ", "[1] ", "[17] ", "0: ", "000: ", "017: ", "[1,0]<stderr>:"]
 ODD_LABELS = ["[00] ", "[007] ", "3: ", "[5] [0] ", "[0]", "[123456789012345678] ", "[\u0660] ", "[0] [0] "]
 PLACES = ["solver.cpp:312] ", "    [0.0] ", "sgd_solver.cpp:219] [0.1] "]
 OTHERS = [
@@ -52,6 +52,7 @@ def draw_lines(draw: random.Random) -> list[str]:
     label, speed, end, place = (draw.choice(each) for each in (LABELS, SPEEDS, ENDS, PLACES))
     names = draw.sample(NAMES, draw.randrange(4)) + draw.choice([[], [], [], ["loss"]])
     lines: list[str] = []
+    has_waits = draw.random() < 0.3
     iteration, stamp = 0, draw.choice(STAMPS)
 
     def write(text: str) -> None:
@@ -73,6 +74,8 @@ def draw_lines(draw: random.Random) -> list[str]:
             at = index if draw.random() > 0.02 else draw.randrange(12)
             write(f"    Train net output #{at}: {pick([name], ODD_NAMES)} = {value}{weight}")
         at = iteration if draw.random() > 0.02 else iteration + 1
+        if has_waits and draw.random() > 0.1:
+            write(f"Iteration {at}, waited 3% for data{pick([''], [':', ', 0% for other ranks', ' x'])}")
         write(f"Iteration {at}, lr = {pick(NUMBERS, ODD_NUMBERS)}{ends}")
         if draw.random() < 0.3:
             write(draw.choice(OTHERS))
@@ -130,11 +133,15 @@ def test_lines_are_read_together_as_each_alone() -> None:
 
 
 @pytest.mark.parametrize("label", ["", "[0] "])
-@pytest.mark.parametrize("names", [(), ("loss",), ("a", "b:c")])
-def test_displays_are_found_between_other_lines(label: str, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("names", [(), ("loss",), ("a", "b:c"), ("p", "p", "q", "p")])
+@pytest.mark.parametrize("waited", [[], ["Iteration {}, waited 3% for data, 0% for other ranks"]])
+def test_displays_are_found_between_other_lines(
+    label: str, names: tuple[str, ...], waited: list[str]
+) -> None:
     start = f"{label}I1120 11:49:33.581089  6374 solver.cpp:312] "
     outputs = [f"    Train net output #{at}: {name} = 2 (* 1 = 2 loss)" for at, name in enumerate(names)]
-    texts = [[f"Iteration {at}, loss = 2.5", *outputs, f"Iteration {at}, lr = 0.1"] for at in range(9)]
+    form = ["Iteration {}, loss = 2.5", *outputs, *waited, "Iteration {}, lr = 0.1"]
+    texts = [[text.format(at) for text in form] for at in range(9)]
     lines = [f"{start}{text}\n" for each in (*texts[:5], ["Snapshot end"], *texts[5:]) for text in each]
     other = "[3] I1120 11:49:33.581089  6374 solver.cpp:312] Iteration 4, loss = 2.5\n"
     found = find_displays("".join([*lines, other, other]), names)
