@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,16 @@ def is_alive(cluster: StandInCluster) -> bool:
         return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2][:3]
     except OSError:
         return False
+
+
+def wait_for_the_watcher(session: int) -> None:
+    """Wait until run.sh, which leads this session, has started all that runs a phase: the last one sleeps."""
+    deadline = time.monotonic() + 600
+    while subprocess.run(
+        ["pgrep", "-s", str(session), "-fx", "sleep 0.5"], check=False, stdout=subprocess.DEVNULL
+    ).returncode:
+        assert time.monotonic() < deadline, "run.sh never waited for the snapshot"
+        time.sleep(0.02)
 
 
 def test_the_exit_code_of_a_phase_that_is_not_stopped_is_shown(cluster: StandInCluster) -> None:
@@ -113,6 +124,7 @@ def test_the_trainer_of_a_killed_run_is_still_stopped_and_its_phase_trained_agai
     cluster.hook("mpiexec.hydra", TRAINS_ON + late + WHOLE)
     first = cluster.start()
     cluster.wait_for(cluster.play / "begun")
+    wait_for_the_watcher(first.pid)
     first.kill()
     first.wait()
     (cluster.play / "end").touch()
