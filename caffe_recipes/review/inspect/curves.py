@@ -305,5 +305,6 @@ def render_curves_csv(curves: Sequence[TrainingCurve]) -> Iterator[str]:
                     yield csv_row((curve.name, name, *places, *key, value))
 
 
+EVALUATION = "evaluation"  # the phase of what was measured after a run had trained
 LOSS_KEY: Key = ("train", 0, LOSS)
 RATE_KEY: Key = ("train", 0, RATE)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from caffe_recipes.caffe.measurements import is_top5
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.curves import (
+    EVALUATION,
     LOSS_KEY,
     RATE_KEY,
     Key,
@@ -32,6 +33,7 @@ _MOST_LETTERS = 36
 _RIGHT_IN, _LEFT_IN, _TOP_IN, _BOTTOM_IN, _GAP_IN = 0.12, 0.8, 0.28, 0.42, 0.14
 _FAINT = 0.28
 _GREY = "0.45"
+_ORDER = ("train", EVALUATION, "test")
 _DOTS: dict[str, Any] = {"linewidth": 1.2, "marker": "o", "markersize": 2.2}
 _TRIANGLES: dict[str, Any] = {
     **{"linewidth": 0.7, "marker": "^", "markersize": 2.8},
@@ -106,7 +108,9 @@ def _draw_panel(axes: Axes, curve: TrainingCurve, axis: XAxis, index: int, panel
     end: End | None = None
     if panel == "accuracy":
         keys = filter(_is_accuracy, curve.measured())
-        for key in sorted(keys, key=lambda key: (is_top1(key), key[0] == "test")):  # the last has the name
+        for key in sorted(
+            keys, key=lambda key: (is_top1(key), _ORDER.index(key[0]))
+        ):  # the last has the name
             end = _draw_accuracy(axes, curve, axis, index, key) or end
     elif panel == "learning rate":
         for piece in curve.pieces:
@@ -142,6 +146,9 @@ def _tested(curve: TrainingCurve, key: Key, axis: XAxis) -> tuple[list[float], l
 def _draw_accuracy(axes: Axes, curve: TrainingCurve, axis: XAxis, index: int, key: Key) -> End | None:
     xs, values = curve.points(key, axis)
     style, of_top5 = line_style(index), _TRIANGLES if is_top5(key[2]) else {}
+    if key[0] == EVALUATION:
+        axes.plot(xs, values, "*", color=style["color"], markersize=5, clip_on=False, zorder=5)
+        return (index, xs[-1], values[-1]) if xs else None
     if key[0] == "test":
         axes.plot(xs, values, **{**style, **(of_top5 or _DOTS)})
         return (index, xs[-1], values[-1]) if xs else None
@@ -273,6 +280,7 @@ def _write_key(axes: Axes, curves: Sequence[TrainingCurve], panel: str) -> None:
         phases = {key[0] for key in keys if _is_accuracy(key)}
         parts = ["line: test"] if "test" in phases else []
         parts += ["dots: training, smoothed"] if "train" in phases else []
+        parts += ["stars: evaluated"] if EVALUATION in phases else []
         parts += ["with triangles: top-5"] if any(is_top5(key[2]) for key in keys) else []
         text, y, side = "; ".join(parts), 0.04, "bottom"
     else:

@@ -8,10 +8,17 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from caffe_recipes.caffe.measurements import Measurement
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, leave_out_retrained, load_pieces
-from caffe_recipes.run.events import Branched, Event, Launch
+from caffe_recipes.review.inspect.curves import (
+    EVALUATION,
+    Piece,
+    TrainingCurve,
+    leave_out_retrained,
+    load_pieces,
+)
+from caffe_recipes.run.events import Branched, Evaluated, Event, Launch
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS
 from caffe_recipes.run.journal import JOURNAL, read_events
 from caffe_recipes.run.monitor.logs import check_below
@@ -45,7 +52,7 @@ def load_run_curves(given: str, root: str) -> Iterator[TrainingCurve]:
     path = given if Path(given, RECIPE_JSON).exists() else find_run(files, root, given)
     recipe = load_frozen(files, path)
     events = _read_journal(path, files)
-    curve = load_launches_curve(path, recipe, _launches(events), files, root)
+    curve = load_launches_curve(path, recipe, events, files, root)
     if curve is None:
         raise InputError(
             path, "shows no loss yet", "wait for its first loss; `caffe-recipes attach` shows it"
@@ -55,7 +62,8 @@ def load_run_curves(given: str, root: str) -> Iterator[TrainingCurve]:
     begun = dict.fromkeys(event.phase for event in events if isinstance(event, Branched))
     for phase in filter(phases.__contains__, begun):
         folder = f"{path}/branches/{phase}"
-        branch = load_launches_curve(folder, recipe, _launches(_read_journal(folder, files)), files, root)
+        own = [*_read_journal(folder, files), *(event for event in events if isinstance(event, Evaluated))]
+        branch = load_launches_curve(folder, recipe, own, files, root)
         if branch is not None:
             yield branch
 
@@ -68,20 +76,23 @@ def _read_journal(path: str, files: LocalFiles) -> list[Event]:
     return [event for _, event in events]
 
 
-def _launches(events: Sequence[Event]) -> list[Launch]:
-    return [event for event in events if isinstance(event, Launch)]
-
-
 def load_launches_curve(
-    path: str, recipe: AnyRecipe, launches: list[Launch], files: LocalFiles, root: str
+    path: str, recipe: AnyRecipe, events: Sequence[Event], files: LocalFiles, root: str
 ) -> TrainingCurve | None:
-    """Return the curve of these launches of the run in the folder `path`; None if none shows a loss yet."""
+    """Return the curve of the launches among some events of the run in the folder `path`.
+
+    Where a model was evaluated, its phase ends with the results. None is returned if no launch shows a loss.
+    """
+    launches = [event for event in events if isinstance(event, Launch)]
     pieces = list(_load_launches(path, recipe, launches, files, root))
     if not pieces:
         return None
     for before, piece in pairwise(pieces):
         piece.is_restart = piece.name == before.name
     leave_out_retrained(pieces)
+    for event in events:
+        if isinstance(event, Evaluated):
+            _add_evaluation(pieces, event)
     reported = recipe.reported
     top1 = reported.top1_percent / 100 if reported.top1_percent else None
     name = posixpath.basename(posixpath.normpath(path))
@@ -106,6 +117,16 @@ def _load_launches(
             _place(piece, recipe, step)
             piece.begins_s = launch.time_s - launches[0].time_s
             yield piece
+
+
+def _add_evaluation(pieces: list[Piece], event: Evaluated) -> None:
+    """Add the results of an evaluation where the training of its phase ends."""
+    piece = next((piece for piece in reversed(pieces) if piece.name == event.phase), None)
+    if piece is None:
+        return
+    last = max((series.iterations[-1], series.seconds[-1]) for series in piece.series.values())
+    for output, value in event.outputs.items():
+        piece.add(Measurement(1, last[0], last[1], EVALUATION, 0, output, value))
 
 
 def _place(piece: Piece, recipe: AnyRecipe, step: Training) -> None:

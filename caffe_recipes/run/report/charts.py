@@ -155,7 +155,7 @@ def _loss_series(curve: TrainingCurve, run: int) -> Iterator[dict[str, object]]:
 def _accuracy_series(curve: TrainingCurve, run: int) -> Iterator[dict[str, object]]:
     for key in curve.measured():
         if is_top1(key) or is_top5(key[2]):
-            kind = "dots" if key[0] == "test" else "line"
+            kind = "line" if key[0] == "train" else "dots"
             yield _series(run, f"{key[0]} {key[2]}", _points_of(curve, key), kind=kind)
 
 

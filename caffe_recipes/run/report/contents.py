@@ -168,13 +168,18 @@ class _Reader:
             except InputError as error:
                 self.unread.append(str(error))
 
-    def curve(self, recipe: AnyRecipe, launches: Sequence[Launch]) -> TrainingCurve | None:
+    def curve(self, recipe: AnyRecipe, events: Sequence[Event]) -> TrainingCurve | None:
         """Return the curve of the main line; None if there is none, or it cannot be read."""
-        for launch in launches:
-            if not Path(self.path, "logs", posixpath.basename(launch.log)).exists():
-                self.unread.append(f"{launch.log}: no such file")
+        branching = {step.phase for step in plan_steps(recipe) if not step.is_main}
+        events = [event for event in events if getattr(event, "phase", "") not in branching]
+        for event in events:
+            if (
+                isinstance(event, Launch)
+                and not Path(self.path, "logs", posixpath.basename(event.log)).exists()
+            ):
+                self.unread.append(f"{event.log}: no such file")
         try:
-            return load_launches_curve(self.path, recipe, list(launches), self.files, self.root)
+            return load_launches_curve(self.path, recipe, events, self.files, self.root)
         except (CaffeRecipesError, OSError) as error:
             self.unread.append(str(error))
         return None
@@ -215,8 +220,7 @@ def load_contents(given: str, root: str) -> RunContents:
     incidents, left_out = find_incidents(every, begin_s, recipe, shown)
     failed = dict.fromkeys(one.log for one in incidents if one.log)
     explained = tuple(filter(None, map(reader.explain, [*failed][:_MOST_EXPLAINED])))
-    main = {step.phase for step in steps if step.is_main}
-    curve = reader.curve(recipe, [launch for launch in launches if launch.phase in main])
+    curve = reader.curve(recipe, [event for _, event in events])
     return RunContents(
         name=posixpath.basename(posixpath.normpath(reader.path)),
         path=reader.path,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,11 +8,12 @@ import pytest
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.inspect.curves import LOSS_KEY
+from caffe_recipes.review.inspect.curves import EVALUATION, LOSS_KEY
+from caffe_recipes.review.inspect.curves_plot import render_curves
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.curves import is_run, load_run_curve, load_run_curves
 from tests.cli.command_line import call_main
-from tests.run.recorded_run import LOG, Event, append_events, finished, launched, started, write_run
+from tests.run.recorded_run import LOG, WHOLE, Event, append_events, finished, launched, started, write_run
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -54,6 +56,16 @@ def test_a_branch_of_the_recipe_has_a_curve_of_its_own(place: Place) -> None:
     curves = list(load_run_curves("small-1", str(place.root)))
     assert [[piece.name for piece in curve.pieces] for curve in curves] == [["init"], ["last"]]
     assert curves[1].points(LOSS_KEY, "iterations")[0] == [14, 16]
+
+
+def test_a_phase_ends_with_the_results_of_its_evaluation(place: Place) -> None:
+    pytest.importorskip("matplotlib")
+    folder = write_run(place.root, place.recipe, *WHOLE, log=LOG)
+    shutil.copy(folder / "logs" / "init-1.log", folder / "logs" / "last-1.log")
+    curve = load_run_curve("small-1", str(place.root))
+    key = (EVALUATION, 0, "loss3/top-1")
+    assert curve.points(key, "iterations") == ([16], [0.75])
+    assert b"stars: evaluated -->" in render_curves([curve], "iterations", "svg")
 
 
 def test_what_two_launches_train_again_is_shown_once(place: Place) -> None:
