@@ -7,7 +7,6 @@ than once.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,7 +24,7 @@ from caffe_recipes.caffe.dialects.schema import foreign_values
 from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
 from caffe_recipes.caffe.layer_types.normalization import unlearned_blobs
 from caffe_recipes.caffe.refusals import find_refusals
-from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, stats_images
+from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes
 from caffe_recipes.engine.calls import (
     Call,
     LayerNode,
@@ -37,6 +36,7 @@ from caffe_recipes.engine.calls import (
 )
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
+from caffe_recipes.engine.memory import check_blobs, estimate_need, full_memory
 from caffe_recipes.engine.operators import OPERATORS
 from caffe_recipes.engine.operators.data import (
     OUTPUTS,
@@ -60,7 +60,14 @@ from caffe_recipes.engine.operators.operator import (
 )
 from caffe_recipes.engine.splits import filter_net, insert_splits, loss_weight
 from caffe_recipes.engine.supported import check_layers
-from caffe_recipes.errors import CaffeRecipesError, DataError, InputError, PrototxtError, escaped_error
+from caffe_recipes.errors import (
+    CaffeRecipesError,
+    DataError,
+    InputError,
+    PrototxtError,
+    RunFailed,
+    escaped_error,
+)
 
 _FREED = torch.empty(0)  # in place of a blob that no longer exists
 
@@ -223,7 +230,7 @@ class RunnableNet:
             under_loss |= {index for index, is_down in zip(node.bottoms, goes_down, strict=True) if is_down}
 
     def _add_layer(self, layer: pb.LayerParameter, shapes: TensorShapes) -> None:
-        self._check_memory(layer, shapes)
+        check_blobs(layer, shapes)
         self._log.info("net.cpp:261", f"Creating Layer {layer.name}")
         for blob in layer.bottom:
             self._log.info("net.cpp:1498", f"{layer.name} <- {blob}")
@@ -262,14 +269,6 @@ class RunnableNet:
     def _where(self, layer: pb.LayerParameter) -> str:
         parts = (self.path, f"layer '{layer.name}' ({layer.type})", self.pass_name)
         return ": ".join(part for part in parts if part)
-
-    def _check_memory(self, layer: pb.LayerParameter, shapes: TensorShapes) -> None:
-        """Raise InputError if the blobs of one layer exceed this host's memory."""
-        needed = 4 * sum(map(math.prod, (*shapes.tops, *shapes.learned)))
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if needed > memory:
-            what = f"needs {needed / 2**30:,.0f} GiB for its blobs, but this host has {memory / 2**30:,.0f}"
-            raise layer_error(layer, what, "check its sizes")
 
     def _add_tops(self, layer: pb.LayerParameter, shapes: TensorShapes) -> list[int]:
         """Return a new index for each top, even if it is computed in place."""
@@ -352,16 +351,6 @@ class RunnableNet:
     def learned_shapes(self) -> dict[str, tuple[TensorShape, ...]]:
         """Return the shapes of the learned blobs by layer, as each layer uses them."""
         return {node.param.name: node.learned for node in self.nodes if node.learned}
-
-    def norms_without_statistics(self) -> list[pb.LayerParameter]:
-        """Return the BatchNorms that use running statistics, but have none: they divide only by sqrt(eps)."""
-        return [
-            node.param
-            for node in self.nodes
-            if node.param.type == "BatchNorm"
-            and stats_images(node.param, node.param.phase) is None
-            and not node.blobs[2].any()
-        ]
 
     def blobs(self) -> dict[str, list[Tensor]]:
         """Return the learned blobs by layer."""
@@ -470,7 +459,15 @@ class RunnableNet:
         except CaffeRecipesError:
             raise
         except Exception as error:
-            raise escaped_error(self._where(node.param), error) from error
+            raise self.explain(self._where(node.param), error) from error
+
+    def explain(self, where: str, error: Exception) -> RunFailed:
+        """Return an error of PyTorch as one line."""
+        if isinstance(error, torch.OutOfMemoryError):
+            weights = sum(param.tensor.numel() for param in self.params)
+            need = estimate_need(self._calls, self._shapes, weights)
+            return full_memory(where, need, self._context.device)
+        return escaped_error(where, error)
 
     def _read(self) -> list[list[Tensor]]:
         """Run the data layers, and return the tops of each in net order.

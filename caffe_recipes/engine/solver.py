@@ -19,6 +19,7 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import float32, lr_at, stepped_lr, steps_at
+from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.caffe.text.writer import FLOAT_MAX
 from caffe_recipes.engine.calls import write_outputs
 from caffe_recipes.engine.communication import Ranks
@@ -27,7 +28,7 @@ from caffe_recipes.engine.net import Output, RunnableNet
 from caffe_recipes.engine.operators.loss import Diverged
 from caffe_recipes.engine.snapshot import save_snapshot
 from caffe_recipes.engine.updates import ParamGroup, update
-from caffe_recipes.errors import CaffeRecipesError, RunFailed, WeightsError, escaped_error
+from caffe_recipes.errors import CaffeRecipesError, RunFailed, WeightsError
 from caffe_recipes.wording import describe_names, plural
 
 SIGNAL_EFFECTS = ("snapshot", "stop", "none")
@@ -187,6 +188,17 @@ class GradientAverager:
             bucket.grads.mul_(1 / self._ranks.size)
 
 
+def _norms_without_statistics(net: RunnableNet) -> list[pb.LayerParameter]:
+    """Return the BatchNorms that use running statistics, but have none: they divide only by sqrt(eps)."""
+    return [
+        node.param
+        for node in net.nodes
+        if node.param.type == "BatchNorm"
+        and stats_images(node.param, node.param.phase) is None
+        and not node.blobs[2].any()
+    ]
+
+
 def format_output(output: Output, value: float) -> str:
     """Return an output in the format of Caffe's log: `loss = 2.30607 (* 1 = 2.30607 loss)`."""
     text = f"{output.name} = {format_number(value)}"
@@ -340,7 +352,9 @@ class Solver:
         except CaffeRecipesError:
             raise
         except Exception as error:
-            raise escaped_error(self.net.find_failing_layer(), error) from error
+            is_full = isinstance(error, torch.OutOfMemoryError)  # then another pass would fail elsewhere
+            where = f"{self.net.path}: {self.net.pass_name}" if is_full else self.net.find_failing_layer()
+            raise self.net.explain(where, error) from error
 
     def _reduce_status(self, failure: CaffeRecipesError | None, loss: float) -> tuple[SignalRequests, float]:
         """Return the requests of all ranks, so that they act in the same iteration, and the mean loss.
@@ -370,7 +384,7 @@ class Solver:
 
     def _explain(self, error: Diverged) -> Diverged:
         """Return the error with its cause, if BatchNorms have no statistics to normalize with."""
-        empty = self.net.norms_without_statistics()
+        empty = _norms_without_statistics(self.net)
         if not empty:
             return error
         names = describe_names([layer.name for layer in empty])

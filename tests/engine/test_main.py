@@ -20,6 +20,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.weights import check_weights, load_weights
+from caffe_recipes.engine import memory
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.main import COMMANDS, check_modules, parse_flags
 from caffe_recipes.engine.operators import OPERATORS
@@ -644,6 +645,59 @@ def test_the_ranks_of_a_host_take_one_gpu_each(
         monkeypatch.setenv("PMI_RANK", str(rank))
         monkeypatch.setenv("MPI_LOCALRANKID", str(rank))
         assert find_device(flag, "train", Log(enabled=False), solver) == f"cuda:{gpu}"
+
+
+class _Full(torch.autograd.Function):
+    """Runs out of memory in the forward or the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, is_forward: bool) -> torch.Tensor:  # noqa: ANN401
+        if is_forward:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+@pytest.mark.parametrize(
+    ("is_forward", "there", "part"),
+    [
+        (
+            True,
+            2**34,
+            "(TanH): iteration 0: the memory of this host is full: a batch of 4 images",
+        ),
+        (
+            False,
+            2**34,
+            "net.prototxt: iteration 0: the memory of this host is full: a batch of 4 images",
+        ),
+        (True, 2**34, "there are 16 GiB; a batch_size of 3 may fit, with a larger iter_size"),
+        (True, 2**7, "there are 1.19e-07 GiB; use one with more memory, or --checkpoint-activations"),
+    ],
+)
+def test_a_full_memory_says_what_was_needed_and_what_fits(
+    case: Path,
+    run: Run,
+    change: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    is_forward: bool,
+    there: int,
+    part: str,
+) -> None:
+    def forward(xs: list[torch.Tensor], _: object) -> list[torch.Tensor]:
+        monkeypatch.setattr(memory, "memory_of", lambda device: there)  # not before: this is checked first
+        return [_Full.apply(xs[0], is_forward)]  # type: ignore[no-untyped-call]
+
+    monkeypatch.setitem(OPERATORS, "TanH", lambda *_: forward)
+    change(case / "net.prototxt", ('layer { name: "loss"', TANH + 'layer { name: "loss"'))
+    change(case / "net.prototxt", ('bottom: "ip" bottom: "label"', 'bottom: "act" bottom: "label"'))
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 3
+    assert part in only_line(log)
+    assert not list(case.glob("run_*"))
 
 
 def test_a_full_gpu_is_not_reported_as_a_bug() -> None:
