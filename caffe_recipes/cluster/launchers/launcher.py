@@ -72,8 +72,9 @@ class Launcher(ABC):
     `hint` is what to do if it is not found. `version_option` prints its version, after another option only
     if it accepts that; empty if it cannot be asked without starting ranks. `bind_option` binds each of
     several ranks on a node to a socket, if it does not do so by itself. `variables` are added to the
-    environment of its process. `not_started` matches what it prints if it cannot start ranks on a host.
-    `exits` reads from its output how ranks ended.
+    environment of its process, which it has to pass on to every rank, CAFFE_RECIPES_LAUNCH in particular.
+    `not_started` matches what it prints if it cannot start ranks on a host. `exits` reads from its output
+    how ranks ended.
 
     `processes` are patterns of the names of its own processes, which are not ranks, even if they have the
     variables of one; `proxies` are those of the processes that start the ranks of a host and end with them.
