@@ -282,11 +282,11 @@ def find_displays(text: str, names: tuple[str, ...]) -> list[tuple[str, ...]]:
     display: the time, the microseconds, the iteration and the loss; the microseconds and the value of each
     output; "waited" or nothing; and the microseconds and the rate.
     """
-    return _compile_displays(names).findall(text)
+    return _compile_displays(names, ", waited " in text).findall(text)
 
 
 @lru_cache(maxsize=8)
-def _compile_displays(names: tuple[str, ...]) -> re.Pattern[str]:
+def _compile_displays(names: tuple[str, ...], has_waited: bool) -> re.Pattern[str]:
     second, place = r"I(\d{4}(?:\d{4}|) \d\d:\d\d:\d\d)", rf"\.(\d{{6}}) ++\d++ {_PLACE}"
     more = r"(?:, [^:\n]*|)"
     lines = [
@@ -297,10 +297,10 @@ def _compile_displays(names: tuple[str, ...]) -> re.Pattern[str]:
         ),
         rf"I\1{place}Iteration \3, lr = {_NUMBER}{more}",
     ]
-    rank_0 = r"(?:\[0\] |0{1,9}: |)"
+    rank_0 = r"(?:\[0\] |)"
     waited = rf"(?:{rank_0}I\1\.\d{{6}} ++\d++ \S++ ++Iteration \3, (waited) [^:\n]++\n|)"
     *before, rate = (f"{rank_0}{line}\n" for line in lines)
-    display = "".join([*before, waited, rate])
+    display = "".join([*before, waited if has_waited else "()", rate])
     common = f"{_LOSS}|{_RATE}|{_TRAIN_OUTPUT.replace('|.+', '')}"
     other = rf"(?:\[[1-9]\d{{0,16}}\] |0{{0,4}}[1-9]\d{{0,4}}: ){second}{place}(?:{common})\n"
     other = re.sub(r"(?<!\\)\((?=\[|\\[dS])", "(?:", other)  # without its groups
