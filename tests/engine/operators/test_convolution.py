@@ -61,23 +61,6 @@ def test_each_bottom_of_a_convolution_has_a_top() -> None:
     assert not torch.equal(a, b)
 
 
-def test_deconvolution_is_the_transpose_of_convolution() -> None:
-    w = noise(4, 3, 3, 3)  # of a convolution from 3 to 4 channels
-    down, _ = set_up(
-        'type: "Convolution" convolution_param '
-        "{ num_output: 4 kernel_size: 3 stride: 2 pad: 1 bias_term: false }",
-        (1, 3, 7, 7),
-    )
-    up, (weights,) = set_up(
-        'type: "Deconvolution" convolution_param '
-        "{ num_output: 3 kernel_size: 3 stride: 2 pad: 1 bias_term: false }",
-        (1, 4, 4, 4),
-    )
-    assert weights == (4, 3, 3, 3)
-    x, y = noise(1, 3, 7, 7, seed=1), noise(1, 4, 4, 4, seed=2)
-    assert float((down([x], [w])[0] * y).sum()) == pytest.approx(float((x * up([y], [w])[0]).sum()), rel=1e-4)
-
-
 @pytest.mark.parametrize("axis", [2, 3, -1])
 def test_a_convolution_takes_all_axes_before_its_channels_as_images(axis: int) -> None:
     x, w, b = noise(2, 3, 4, 6), noise(8, 2 if axis == 2 else 3, *[1] * (axis == 2), seed=1), noise(8, seed=2)

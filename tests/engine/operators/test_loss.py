@@ -187,12 +187,6 @@ def test_top_k_beyond_the_classes_is_refused() -> None:
         set_up('type: "Accuracy" accuracy_param { top_k: 6 }', LOGITS, LABELS)
 
 
-def test_euclidean_loss() -> None:
-    a, b = LOGITS, LOGITS.flip(0)
-    want = ((a.numpy() - b.numpy()) ** 2).sum() / 8
-    assert value('type: "EuclideanLoss"', a, b) == pytest.approx(want, rel=1e-5)
-
-
 def test_sigmoid_cross_entropy_loss() -> None:
     target = (LOGITS.flip(0) > 0).float()
     p = 1 / (1 + np.exp(-LOGITS.numpy().astype(np.float64)))
@@ -217,15 +211,6 @@ def test_weights_in_a_third_bottom_get_no_gradient() -> None:
     logits = LOGITS.clone().requires_grad_()
     set_up('type: "SoftmaxWithLoss"', LOGITS, LABELS, weights)([logits, LABELS, weights], [])[0].backward()
     assert weights.grad is None
-
-
-@pytest.mark.parametrize(("norm", "power"), [("L1", 1), ("L2", 2)])
-def test_hinge_loss(norm: str, power: int) -> None:
-    signs = -np.ones((4, 5))
-    signs[range(4), LABELS.int().numpy()] = 1
-    margins = np.maximum(0, 1 - signs * LOGITS.numpy())
-    text = f'type: "HingeLoss" hinge_loss_param {{ norm: {norm} }}'
-    assert value(text, LOGITS, LABELS) == pytest.approx((margins**power).sum() / 4, rel=1e-5)
 
 
 def test_multinomial_logistic_loss_clamps_at_1e_20() -> None:

@@ -16,26 +16,6 @@ from caffe_recipes.errors import PrototxtError
 from tests.engine.operators.conftest import apply, noise, set_up
 
 
-def test_lrn_across_channels() -> None:
-    x = noise(2, 7, 3, 3).numpy()
-    want = np.empty_like(x)
-    for c in range(7):
-        squares = (x[:, max(0, c - 2) : c + 3] ** 2).sum(1)
-        want[:, c] = x[:, c] * (2 + 0.3 / 5 * squares) ** -0.75
-    text = 'type: "LRN" lrn_param { local_size: 5 alpha: 0.3 beta: 0.75 k: 2 }'
-    assert apply(text, torch.from_numpy(x)) == pytest.approx(want, abs=1e-5)
-
-
-def test_lrn_within_a_channel() -> None:
-    x = noise(1, 2, 5, 5).numpy()
-    want = np.empty_like(x)
-    for i, j in np.ndindex(5, 5):
-        squares = (x[:, :, max(0, i - 1) : i + 2, max(0, j - 1) : j + 2] ** 2).sum((2, 3))
-        want[:, :, i, j] = x[:, :, i, j] * (1 + 0.5 / 9 * squares) ** -0.75
-    text = 'type: "LRN" lrn_param { local_size: 3 alpha: 0.5 norm_region: WITHIN_CHANNEL }'
-    assert apply(text, torch.from_numpy(x)) == pytest.approx(want, abs=1e-5)
-
-
 def test_batch_norm_normalises_by_the_batch_and_keeps_sums_of_statistics() -> None:
     x = noise(4, 3, 5, 5) * 2 + 1
     blobs = [torch.ones(3), torch.ones(3), torch.full((1,), 2.0)]
