@@ -82,18 +82,7 @@ def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, o
     made = deepcopy(net)
     del made.layer[:]
     made.layer.extend(select_layers(net, pb.TRAIN, stages=net.state.stage))
-    for layer in made.layer:
-        del layer.include[:], layer.exclude[:]
-        if batch_block := type_of(layer).batch_block:
-            getattr(layer, batch_block).batch_size = BATCH
-        for shape in layer.dummy_data_param.shape:
-            shape.dim[:1] = [min(shape.dim[0], BATCH)] if shape.dim else []
-        if layer.dummy_data_param.num:
-            layer.dummy_data_param.num[:] = [min(each, BATCH) for each in layer.dummy_data_param.num]
-        if layer.batch_norm_param.stats_batch_size:
-            layer.batch_norm_param.stats_batch_size = BATCH
-    if made.HasField("bn_stats_batch_size"):
-        made.bn_stats_batch_size = BATCH
+    _shrink(made)
     found = infer_shapes(made, pb.TRAIN)
     readers = [
         (layer, shapes.tops)
@@ -124,6 +113,22 @@ def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, o
             kind = {"type": "gaussian", "std": 1} if is_image[index] else {"type": "constant"}  # class 0
             layer.dummy_data_param.data_filler.add(**kind)
     return made
+
+
+def _shrink(net: Any) -> None:  # noqa: ANN401
+    """Give all layers the batch of two images, and leave out the rules by which they were selected."""
+    for layer in net.layer:
+        del layer.include[:], layer.exclude[:]
+        if batch_block := type_of(layer).batch_block:
+            getattr(layer, batch_block).batch_size = BATCH
+        for shape in layer.dummy_data_param.shape:
+            shape.dim[:1] = [min(shape.dim[0], BATCH)] if shape.dim else []
+        if layer.dummy_data_param.num:
+            layer.dummy_data_param.num[:] = [min(each, BATCH) for each in layer.dummy_data_param.num]
+        if layer.batch_norm_param.stats_batch_size:
+            layer.batch_norm_param.stats_batch_size = BATCH
+    if net.HasField("bn_stats_batch_size"):
+        net.bn_stats_batch_size = BATCH
 
 
 def _known(shape: Sequence[int | None] | None, image: Sequence[int]) -> list[int]:
