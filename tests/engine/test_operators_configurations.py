@@ -525,6 +525,12 @@ WINDOWS = [
     ),
     Case(
         "Convolution",
+        "convolution_param { num_output: 4 kernel_size: 3 pad: 1 force_nd_im2col: true }",
+        "nchw",
+        lambda x, w, b: convolve(x, w, b, pad=1),
+    ),
+    Case(
+        "Convolution",
         "convolution_param { num_output: 4 axis: 1 }",
         "nc",
         lambda x, w, b: x @ w.T + b,
@@ -541,7 +547,7 @@ WINDOWS = [
             ("nchw", 4, 2, 0, 1),
             ("nchw", 2, 1, 1, 1),
             ("n6hw", 3, 2, 1, 3),
-            ("1ch2w", 2, 2, 0, 1),
+            ("1chw2", 2, 2, 1, 1),
         )
     ),
     *(
