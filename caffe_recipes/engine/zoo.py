@@ -101,6 +101,9 @@ def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, o
         for name, shape in zip(layer.top, tops, strict=True)
         if shape is None or name == layer.top[0]  # an image of unknown size, or labels of their own reader
     }
+    is_text = any(
+        layer.type == "Embed" for layer in made.layer
+    )  # its first word, as the first class of labels
     for layer, _ in readers:
         is_image = [i == 0 and not _is_target(made, name) for i, name in enumerate(layer.top)]
         shapes = [
@@ -110,7 +113,8 @@ def made_up(net: Any, image: Sequence[int]) -> Any:  # noqa: ANN401 - of ours, o
         layer.type = "DummyData"
         for index, given in enumerate(layer.input_param.shape):
             layer.dummy_data_param.shape.add(dim=shapes[index] or given.dim)
-            kind = {"type": "gaussian", "std": 1} if is_image[index] else {"type": "constant"}  # class 0
+            is_noise = is_image[index] and not is_text
+            kind = {"type": "gaussian", "std": 1} if is_noise else {"type": "constant"}
             layer.dummy_data_param.data_filler.add(**kind)
     return made
 

@@ -70,6 +70,15 @@ def test_labels_of_a_reader_of_their_own_are_as_many_as_the_predictions(tmp_path
     train_twice(net)
 
 
+def test_made_up_text_consists_of_words(tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    param = "embed_param { num_output: 3 input_dim: 5 bias_term: false }"
+    flat = 'layer { name: "f" type: "Flatten" bottom: "x" top: "f" }'
+    embed = f'layer {{ name: "e" type: "Embed" bottom: "f" top: "x2" {param} }}'
+    net.write_text(HDF5 + flat + embed + IP.replace('"x"', '"x2"') + LOSS % "SoftmaxWithLoss")
+    train_twice(net)
+
+
 def test_labels_that_are_resized_are_images_of_classes(tmp_path: Path) -> None:
     net = tmp_path / "net.prototxt"
     conv = IP.replace("InnerProduct", "Convolution").replace(
