@@ -325,7 +325,7 @@ def find_event(line: str) -> Found | None:
     rank: int | None = None
     match = None if line.count(":") > _MOST_COLONS else _EVENT_LINE.fullmatch(line)
     if match is None:
-        rank, line = split_rank(line.rstrip("\r\n"))
+        rank, line = split_rank(line.rstrip("\r\n").lstrip(" \t"))  # logs in documents are indented
         if line.count(":") > _MOST_COLONS - 2 and not line.startswith("F"):
             rank, line = _drop_torn(rank, line)
         match = _EVENT_LINE.fullmatch(line)

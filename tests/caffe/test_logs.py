@@ -82,11 +82,11 @@ def glog(source: str, text: str, stamp: str = "1120 11:49:33.581089") -> str:
         ("caffe-torch: w.caffemodel: is empty", ev.Fatal("w.caffemodel: is empty")),
     ],
 )
-@pytest.mark.parametrize("prefix", ["", "[0] "])
+@pytest.mark.parametrize("prefix", ["", "[0] ", "    ", "\t[0] "])
 def test_lines_as_caffe_prints_them_are_events(line: str, event: ev.LogEvent, prefix: str) -> None:
     entry = parse_line(prefix + line + "\n")
     assert entry is not None
-    assert (entry.event, entry.rank) == (event, 0 if prefix else None)
+    assert (entry.event, entry.rank) == (event, 0 if "[0]" in prefix else None)
 
 
 NV = "    [0.0]"  # how NVIDIA Caffe names the device of a TRAIN net
