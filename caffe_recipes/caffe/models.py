@@ -83,7 +83,7 @@ def _mean_values(mean: str | None) -> Sequence[float]:
         try:
             return [float(number) for number in mean.split(",")]
         except ValueError:
-            raise InputError("--mean", f"'{mean}' has a number that is none", "write 104,117,123") from None
+            raise InputError("--mean", f"'{mean}' is not a list of numbers", "write 104,117,123") from None
     if mean.endswith(".npy"):
         (channels, *sides), values = _load_npy(Path(mean))
     else:
@@ -111,13 +111,14 @@ def _load_npy(path: Path) -> tuple[tuple[int, ...], Sequence[float]]:
         hint = "give a mean file, or numbers such as 104,117,123"
         raise DataError(path, "is not an array of numpy", hint) from None
     is_whole = dtype.kind in "fiu" and math.prod(shape) * dtype.itemsize == len(data) - file.tell()
-    if not is_whole or shape[:1] not in ((1,), (3,)) or 0 in shape:
+    image = shape[1:] if len(shape) == 4 and shape[0] == 1 else shape  # from a batch of one
+    if not is_whole or image[:1] not in ((1,), (3,)) or min(image) < 1:
         what = f"holds {dtype} values of shape {shape}, not those of 1 or 3 channels, which come first"
         raise DataError(path, what, "save it as an array of shape (3, height, width) or (3,)")
     stored = np.frombuffer(data, dtype, offset=file.tell()).astype(float)
     if not np.isfinite(stored).all():
         raise DataError(path, "has values that are not finite", "make it again")
-    return shape, stored.reshape(shape, order="F" if is_column_major else "C").ravel().tolist()
+    return image, stored.reshape(image, order="F" if is_column_major else "C").ravel().tolist()
 
 
 def _load_names(path: Path) -> tuple[str, ...]:

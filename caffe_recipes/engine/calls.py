@@ -11,7 +11,7 @@ from torch import Tensor
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.engine.hdf5_output import HDF5Output
-from caffe_recipes.engine.operators import FRESH, OVERWRITING
+from caffe_recipes.engine.operators import FRESH, OVERWRITING, STATEFUL
 from caffe_recipes.engine.operators.data import InputLayer
 from caffe_recipes.engine.operators.elementwise import scales_channels
 from caffe_recipes.engine.operators.operator import Forward, LabelError, Overwriting, TensorShape
@@ -110,7 +110,8 @@ class Segment:
 def divide_calls(calls: Sequence[Call]) -> list[Segment]:
     """Return the calls in segments that are recomputed, about as many as each has calls.
 
-    They end where few blobs are needed later, as after a residual block. Losses and data are not recomputed.
+    They end where few blobs are needed later, as after a residual block. Data, losses and layers that keep a
+    state are not recomputed.
     """
     last = {index: place for place, call in enumerate(calls) for index in call.node.bottoms}
     return [_segment(part, last) if recomputed else Segment(part) for part, recomputed in _parts(calls, last)]
@@ -127,7 +128,7 @@ def _parts(calls: Sequence[Call], last: dict[int, int]) -> Iterator[tuple[list[C
     part: list[Call] = []
     needed: set[int] = set()  # blobs that a layer has computed, and one further on reads
     for place, call in enumerate(calls):
-        if call.node.source is not None or computes_loss(call):
+        if call.node.source is not None or computes_loss(call) or call.node.param.type in STATEFUL:
             if part:
                 yield part, True
             yield [call], False
@@ -179,8 +180,15 @@ def label_error(nodes: Sequence[LayerNode], node: LayerNode, error: LabelError, 
     return InputError(f"{path}: {where}", what)
 
 
+def start_outputs(nodes: Sequence[LayerNode]) -> None:
+    """Collect the batches of all HDF5Output layers from here on."""
+    for node in nodes:
+        if node.output is not None:
+            node.output.start()
+
+
 def write_outputs(nodes: Sequence[LayerNode]) -> None:
-    """Write the files of all HDF5Output layers, with the batches since the last time."""
+    """Write the files of all HDF5Output layers, with the batches since `start_outputs`."""
     for node in nodes:
         if node.output is not None:
             node.output.write()

@@ -23,12 +23,12 @@ _AXES = 4  # of each dataset; a missing axis has size 1
 
 
 class HDF5Output:
-    """Collects the rows of one layer, and writes them when all have come."""
+    """Collects the rows of one layer between `start` and `write`; in other passes, nothing is kept."""
 
     def __init__(self, layer: pb.LayerParameter, shapes: TensorShapes) -> None:
         """Check that the file can be written. Raises InputError."""
         self._path = Path(layer.hdf5_output_param.file_name)
-        self._batches: list[list[np.ndarray]] = []
+        self._batches: list[list[np.ndarray]] | None = None
         if layer.phase == pb.TRAIN:
             what = "is in phase TRAIN, where Caffe stops at the second iteration"
             raise layer_error(layer, what, "include { phase: TEST }")
@@ -46,18 +46,23 @@ class HDF5Output:
             ) from None
 
     def forward(self, xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
-        """Keep a batch."""
-        batches = [x.detach().cpu().numpy() for x in xs]
-        self._batches.append([x.reshape(*x.shape, *[1] * (_AXES - x.ndim)).copy() for x in batches])
+        """Keep a batch, if they are collected."""
+        if self._batches is not None:
+            batches = [x.detach().float().cpu().numpy() for x in xs]  # they may be in bfloat16
+            self._batches.append([x.reshape(*x.shape, *[1] * (_AXES - x.ndim)).copy() for x in batches])
         return []
 
+    def start(self) -> None:
+        """Collect the batches from here on."""
+        self._batches = []
+
     def write(self) -> None:
-        """Write the batches since the last time to the file. Raises DiskFailed."""
-        buffer = io.BytesIO()
+        """Write the batches since `start` to the file. Raises DiskFailed."""
+        buffer, rows = io.BytesIO(), zip(*(self._batches or ()), strict=True)
+        self._batches = None
         with import_h5py().File(buffer, "w") as file:
-            for name, batches in zip(_NAMES, zip(*self._batches, strict=True), strict=True):
+            for name, batches in zip(_NAMES, rows, strict=True):
                 file[name] = np.concatenate(batches)
-        self._batches.clear()
         try:
             write_whole({self._path: buffer.getvalue()})
         except OSError as error:

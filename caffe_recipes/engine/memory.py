@@ -75,18 +75,19 @@ def memory_of(device: str) -> int:
     return free_bytes + torch.cuda.memory_reserved(device)
 
 
-def full_memory(where: str, need: MemoryNeed, device: str) -> RunFailed:
-    """Return the error for a pass that the memory of a device has no room for."""
+def full_memory(where: str, need: MemoryNeed, device: str, *, keeps_blobs: bool) -> RunFailed:
+    """Return the error for a pass that the memory of a device has no room for.
+
+    `keeps_blobs` says whether the pass keeps them all for its gradient; --checkpoint-activations does not.
+    """
     there_bytes = memory_of(device)
     whose = "this host" if device == "cpu" else "the GPU"
-    batch = describe_count(need.images, "image")
-    what = f"the memory of {whose} is full: a batch of {batch} takes about {_gib(need.total_bytes)}"
+    batch, about = describe_count(need.images, "image"), "about" if keeps_blobs else "up to"
+    what = f"the memory of {whose} is full: a batch of {batch} takes {about} {_gib(need.total_bytes)}"
     what += f", and there are {_gib(there_bytes)}"
-    fits = min(need.largest_batch(there_bytes), need.images - 1)
-    if fits < 1:
-        return RunFailed(where, what, "use one with more memory, or --checkpoint-activations")
-    hint = f"a batch_size of {fits} may fit, with a larger iter_size; or use --checkpoint-activations"
-    return RunFailed(where, what, hint)
+    fits = min(need.largest_batch(there_bytes), max(0, need.images - 1))
+    hint = f"a batch_size of {fits} may fit, with a larger iter_size" if fits else "use one with more memory"
+    return RunFailed(where, what, f"{hint}; or use --checkpoint-activations" if keeps_blobs else hint)
 
 
 def _gib(size_bytes: int) -> str:

@@ -47,7 +47,7 @@ from caffe_recipes.engine.operators.data import (
     first_image_shape,
 )
 from caffe_recipes.engine.operators.loss import OverwrittenLoss
-from caffe_recipes.engine.operators.normalization import set_up_batch_norm
+from caffe_recipes.engine.operators.normalization import BATCH_NORMS
 from caffe_recipes.engine.operators.operator import (
     Forward,
     LabelError,
@@ -258,8 +258,8 @@ class RunnableNet:
     def _set_up(self, layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
         """Return the forward function of a layer."""
         try:
-            if layer.type == "BatchNorm":
-                return set_up_batch_norm(layer, shapes, self._context.statistics)
+            if layer.type in BATCH_NORMS:
+                return BATCH_NORMS[layer.type](layer, shapes, self._context.statistics)
             return OPERATORS[layer.type](layer, shapes)
         except CaffeRecipesError:
             raise
@@ -466,7 +466,8 @@ class RunnableNet:
         if isinstance(error, torch.OutOfMemoryError):
             weights = sum(param.tensor.numel() for param in self.params)
             need = estimate_need(self._calls, self._shapes, weights)
-            return full_memory(where, need, self._context.device)
+            keeps_blobs = torch.is_grad_enabled() and not self._context.recomputes
+            return full_memory(where, need, self._context.device, keeps_blobs=keeps_blobs)
         return escaped_error(where, error)
 
     def _read(self) -> list[list[Tensor]]:

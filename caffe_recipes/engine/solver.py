@@ -10,7 +10,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -21,7 +21,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import float32, lr_at, stepped_lr, steps_at
 from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.caffe.text.writer import FLOAT_MAX
-from caffe_recipes.engine.calls import write_outputs
+from caffe_recipes.engine.calls import start_outputs, write_outputs
 from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import Output, RunnableNet
@@ -239,8 +239,8 @@ class Solver:
     """Trains `net` with the solver `param`, and tests `test_nets`. Only rank 0 logs and takes snapshots.
 
     Displayed values are means over all ranks, so the log does not depend on how many ranks share a batch;
-    with MLSL, Caffe displays the losses of rank 0. Each rank tests its own records and has its own BatchNorm
-    statistics; snapshots contain those of rank 0.
+    with MLSL, Caffe displays the losses of rank 0. Each rank tests its own records and, unless the net is
+    synchronised, has its own BatchNorm statistics; snapshots contain those of rank 0.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class Solver:
             self._log.info("solver.cpp:427", "Optimization stopped early.")
             return
         if self._is_display_due:
-            with torch.no_grad(), self._ranks.failing_together():
+            with torch.no_grad(), self._failing_together(self.net):
                 own = self.net.forward().item()
             smoothed = self._smoothed.add(self._average([own])[0], self.iteration - self._start)
             self._log.info("solver.cpp:436", f"Iteration {self.iteration}, loss = {format_number(smoothed)}")
@@ -324,17 +324,16 @@ class Solver:
         for part in range(self.param.iter_size):
             last = part == self.param.iter_size - 1
             failure: CaffeRecipesError | None = None
-            loss = torch.zeros(())
+            loss, is_passed = torch.zeros(()), False
             self.net.pass_name = f"iteration {self.iteration}"
             try:
                 loss = self.net.forward()
+                is_passed = True
                 self._check_finite(loss.item())
-            except Diverged as error:
-                failure = self._explain(error)
             except CaffeRecipesError as error:
-                if self.net.is_synchronised:  # the others may wait in this pass
-                    raise
-                failure = error
+                failure = self._explain(error) if isinstance(error, Diverged) else error
+                if self.net.is_synchronised and not is_passed:  # the others may wait in this pass
+                    raise failure from None
             requested, mean = self._reduce_status(failure, loss.item())
             total, requests = float32(total + mean), requests | requested
             self._averager.begin(last)
@@ -352,9 +351,17 @@ class Solver:
         except CaffeRecipesError:
             raise
         except Exception as error:
-            is_full = isinstance(error, torch.OutOfMemoryError)  # then another pass would fail elsewhere
-            where = f"{self.net.path}: {self.net.pass_name}" if is_full else self.net.find_failing_layer()
+            # Another pass would fail elsewhere without memory, and with shared statistics wait for others.
+            is_last = isinstance(error, torch.OutOfMemoryError) or self.net.is_synchronised
+            where = f"{self.net.path}: {self.net.pass_name}" if is_last else self.net.find_failing_layer()
             raise self.net.explain(where, error) from error
+
+    def _failing_together(self, net: RunnableNet) -> AbstractContextManager[None]:
+        """Return the context of passes that fail on all ranks together.
+
+        Where the others may wait in a pass, a rank that fails raises its error at once, and so ends them.
+        """
+        return nullcontext() if net.is_synchronised else self._ranks.failing_together()
 
     def _reduce_status(self, failure: CaffeRecipesError | None, loss: float) -> tuple[SignalRequests, float]:
         """Return the requests of all ranks, so that they act in the same iteration, and the mean loss.
@@ -435,8 +442,10 @@ class Solver:
         count = self.param.test_iter[number]
         outputs: list[Output] = []
         loss, sums = torch.zeros(1), torch.zeros(0)
-        with self._ranks.failing_together():
+        with self._failing_together(net):
             net.pass_name = f"test at iteration {self.iteration}"
+            if self._ranks.rank == 0:
+                start_outputs(net.nodes)
             for batch in range(count):
                 if self._interrupted():
                     break

@@ -23,7 +23,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.rates import float32
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
-from caffe_recipes.engine.calls import LayerNode, write_outputs
+from caffe_recipes.engine.calls import LayerNode, start_outputs, write_outputs
 from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_host
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import RunnableNet
@@ -132,7 +132,7 @@ def prepare_solver(
     """Return the solver with its nets set up. Raises InputError before anything is written."""
     if options.precision == "tf32":
         if device == "cpu":
-            raise InputError("", "--precision tf32 is of GPUs", "leave it out to train on the CPU")
+            raise InputError("", "--precision tf32 works only on a GPU", "leave it out to train on the CPU")
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     log.info("solver.cpp:107", "Initializing solver from parameters: \n" + _text(param))
     if param.snapshot or param.snapshot_after_train:
@@ -256,6 +256,7 @@ def test(net: RunnableNet, iterations: int, log: Log) -> None:
     log.info("caffe.cpp:472", f"Running for {iterations} iterations.")
     sums: list[float] = []
     loss = 0.0
+    start_outputs(net.nodes)
     for batch in range(iterations):
         net.pass_name = f"batch {batch}"
         loss = float32(loss + float(net.forward()))

@@ -315,16 +315,24 @@ def render_zoo(nets: Sequence[Tried]) -> str:
     rows = [f"| {net.path} | {net.layers or ''} | {_answer(net)} | {_cell(net.why)} |" for net in nets]
     head = (
         f"{trained} of {len(counted)} nets with a loss train two iterations ({_share(counted)}), and "
-        f"{_share(others)} of the {len(others)} that are no detectors, without those of "
+        f"{_share(others)} of the {len(others)} that are not detectors; "
     )
     without = sum(not net.why and bool(net.replaced) for net in counted)
     note = f"{without} of them have a reader that the engine does not run; it is replaced like all others."
     table = ["| net | layers | trains | why not |", "|---|---|---|---|", *rows]
-    return "\n".join([f"{head}{' and '.join(_NOT_COUNTED)} layers.", *[note] * (without > 0), "", *table, ""])
+    return "\n".join(
+        [
+            f"{head}nets with {' or '.join(_NOT_COUNTED)} layers do not count.",
+            *[note] * (without > 0),
+            "",
+            *table,
+            "",
+        ]
+    )
 
 
 def _share(nets: Sequence[Tried]) -> str:
-    return f"{100 * sum(not net.why for net in nets) / max(1, len(nets)):.0f} %"
+    return f"{100 * sum(not net.why for net in nets) / max(1, len(nets)):.0f}%"
 
 
 def _answer(net: Tried) -> str:

@@ -38,16 +38,16 @@ def _digest(text: str, salt: str) -> bytes:
 
 @dataclass
 class TextHider:
-    """Leaves out of values the texts whose digests runs keep, by the salt of each."""
+    """Leaves out of values the texts whose digests runs keep; `digests` has the salt and digests of each."""
 
-    digests: Mapping[str, Sequence[str]]
+    digests: Sequence[tuple[str, Sequence[str]]]
     _known: list[tuple[int, str, dict[int, set[bytes]]]] = field(init=False)
     _done: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Order the digests by length, the longest first; one that is damaged is ignored."""
         found: dict[tuple[int, str], dict[int, set[bytes]]] = {}
-        for salt, digests in self.digests.items():
+        for salt, digests in self.digests:
             for length, checksum, digest in map(_parse, digests):
                 if length >= _SHORTEST:
                     found.setdefault((length, salt), {}).setdefault(checksum, set()).add(digest)

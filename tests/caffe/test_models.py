@@ -48,11 +48,11 @@ def test_loose_files_have_the_mean_of_each_channel_and_names(tmp_path: Path) -> 
 def test_a_mean_of_pycaffe_is_that_of_each_channel(
     tmp_path: Path, dtype: str, order: Literal["C", "F"]
 ) -> None:
-    image = np.arange(24, dtype=dtype).reshape(3, 2, 4)
-    for saved, means in ((image.copy(order), [3.5, 11.5, 19.5]), (image[:, 0, 0], [0, 8, 16])):
-        np.save(tmp_path / "mean.npy", saved)
+    image, means = np.arange(24, dtype=dtype).reshape(3, 2, 4), [3.5, 11.5, 19.5]
+    for saved, of_channels in ((image, means), (image[None], means), (image[:, 0, 0], [0, 8, 16])):
+        np.save(tmp_path / "mean.npy", saved.copy(order))
         files = LooseFiles(NET, WEIGHTS, str(tmp_path / "mean.npy"))
-        assert list(open_model(None, files, tmp_path).transform.mean_value) == means
+        assert list(open_model(None, files, tmp_path).transform.mean_value) == of_channels
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,7 @@ def test_a_damaged_npy_file_is_refused(tmp_path: Path) -> None:
         whole[:-1],
         whole + b"\0",
         whole.replace(b"(3, 8)", b"(3,8e9"),
+        whole.replace(b"(3, 8), } ", b"(3,-2,-4)}"),
     ):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"mean\.npy: (is not an array of numpy|holds float64)"):

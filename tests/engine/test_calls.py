@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.engine.calls import divide_calls
 from caffe_recipes.engine.glog import Log
@@ -118,6 +120,51 @@ def test_recomputed_blobs_give_the_same_gradients_and_move_the_statistics_once(b
     kept, again = (train_once(deep(8, between), context=one) for one in (CONTEXT, recomputing))
     for mine, its in zip(again, kept, strict=True):
         assert torch.equal(mine, its)
+
+
+AVERAGED = """layer {{ name: "bn_{0}" type: "BN" bottom: "{0}" top: "n_{0}"
+  bn_param {{ slope_filler {{ type: "constant" value: 1 }} momentum: 0.8 }} }}
+"""
+# Two sequences of five steps, which continue what was before them.
+RECURRENT = """layer { name: "steps" type: "DummyData" top: "steps" top: "begun" dummy_data_param {
+  shape { dim: 5 dim: 2 dim: 3 } shape { dim: 5 dim: 2 }
+  data_filler { type: "gaussian" } data_filler { type: "constant" value: 1 } } }
+layer { name: "lstm" type: "LSTM" bottom: "steps" bottom: "begun" top: "h0"
+  recurrent_param { num_output: 3 weight_filler { type: "xavier" } } }
+"""
+
+
+def with_averages() -> str:
+    """Return a net of convolutions, each with a BN that keeps moving averages."""
+    text, below = INPUT, "data"
+    for n in range(8):
+        text += CONVOLUTION.format(f"a{n}", below) + AVERAGED.format(f"a{n}")
+        below = f"n_a{n}"
+    return text + LOSS.replace('"sum"', f'"{below}"')
+
+
+def with_state() -> str:
+    """Return a net of a layer that keeps a state, and functions of single values."""
+    text = RECURRENT
+    for n in range(1, 8):
+        text += f'layer {{ name: "t{n}" type: "TanH" bottom: "h{n - 1}" top: "h{n}" }}\n'
+    return text + LOSS.replace('"sum"', '"h7"')
+
+
+@pytest.mark.parametrize("text", [with_averages(), with_state()])
+def test_a_pass_that_is_recomputed_moves_averages_and_states_once(text: str) -> None:
+    made = []
+    for recomputes in (False, True):
+        param: Any = parse_lenient(text).message
+        net = build(param, False, replace(CONTEXT, recomputes=recomputes))
+        for _ in range(3):  # the state of one pass counts in the next one
+            loss = net.forward()
+            loss.backward()
+        made.append([loss.detach(), *(param.tensor.detach() for param in net.params)])
+        made[-1] += [param.tensor.grad for param in net.params if param.tensor.grad is not None]
+    assert any(segment.is_recomputed for segment in divide_calls(net.calls))
+    for kept, again in zip(*made, strict=True):
+        assert torch.equal(kept, again)
 
 
 def note(sizes: list[int], tensor: Tensor) -> Tensor:

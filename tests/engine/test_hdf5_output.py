@@ -10,6 +10,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.net import RunnableNet
+from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.solver import SignalRequests, Solver
 from caffe_recipes.engine.subcommands import test as run_test
 from caffe_recipes.engine.updates import flatten_params
@@ -50,6 +51,34 @@ def test_a_test_writes_all_of_its_batches_in_caffes_four_axes(rows: np.ndarray) 
             labels = file["label"][:].reshape(-1).astype(int)
             assert (file["data"][..., 0] == rows[labels]).all()
     assert labels.tolist() == [4, 5, 0, 1, 2, 3]
+
+
+def test_only_the_batches_of_a_test_are_kept(rows: np.ndarray) -> None:
+    net = make()
+    net.forward()  # as `predict` and `time` do
+    run_test(net, 1, QUIET)
+    net.forward()
+    with h5py.File("out.h5") as file:
+        assert file["label"][:].reshape(-1).tolist() == [2, 3]
+    run_test(net, 1, QUIET)
+    with h5py.File("out.h5") as file:
+        assert file["label"][:].reshape(-1).tolist() == [0, 1]
+
+
+def test_a_blob_in_bfloat16_is_written_as_float32(rows: np.ndarray) -> None:
+    net = make_net(
+        'layer { name: "d" type: "HDF5Data" top: "x" top: "label" '
+        'hdf5_data_param { source: "list" batch_size: 2 } }'
+        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" '
+        "inner_product_param { num_output: 4 } }"
+        'layer { name: "o" type: "HDF5Output" bottom: "ip" bottom: "label" '
+        'hdf5_output_param { file_name: "out.h5" } }',
+        DataContext(0, 1, 0, 0, QUIET, uses_bf16=True),
+        pb.TEST,
+    )
+    run_test(net, 1, QUIET)
+    with h5py.File("out.h5") as file:
+        assert file["data"].dtype == np.float32 and file["data"].shape == (2, 4, 1, 1)
 
 
 @pytest.mark.parametrize(

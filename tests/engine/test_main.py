@@ -113,7 +113,10 @@ def test_unknown_flags_are_named(words: tuple[str, ...], part: str) -> None:
         (("train", "-solver", "solver.prototxt", "-weights", ","), "-weights , has an empty name"),
         (("train", "-solver", "solver.prototxt", "-new_layers", "ip"), "-new_layers works only with train"),
         (("train", "-solver", "solver.prototxt", "--precision", "bf8"), "-precision 'bf8' is unknown"),
-        (("train", "-solver", "solver.prototxt", "--precision=tf32"), "tf32 is of GPUs; leave it out"),
+        (
+            ("train", "-solver", "solver.prototxt", "--precision=tf32"),
+            "tf32 works only on a GPU; leave it out",
+        ),
         (("test", "-model", "a", "-weights", "b", "--sync-bn"), "-sync_bn works only with train"),
         (("train", "-solver", "solver.prototxt", "--sync-bn=1"), "unknown flag --sync-bn=1"),
         (("test", "-model", "net.prototxt"), "no weights"),
@@ -675,7 +678,7 @@ class _Full(torch.autograd.Function):
             "net.prototxt: iteration 0: the memory of this host is full: a batch of 4 images",
         ),
         (True, 2**34, "there are 16 GiB; a batch_size of 3 may fit, with a larger iter_size"),
-        (True, 2**7, "there are 1.19e-07 GiB; use one with more memory, or --checkpoint-activations"),
+        (True, 2**7, "there are 1.19e-07 GiB; use one with more memory; or use --checkpoint-activations"),
     ],
 )
 def test_a_full_memory_says_what_was_needed_and_what_fits(

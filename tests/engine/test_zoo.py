@@ -96,7 +96,7 @@ def test_the_table_gives_the_share_of_the_counted_nets() -> None:
         Tried("c", 1, "own code", False),
     ]
     text = render_zoo(nets)
-    assert text.startswith("1 of 2 nets with a loss train two iterations (50 %), and 100 % of the 1 that are")
+    assert text.startswith("1 of 2 nets with a loss train two iterations (50%), and 100% of the 1 that are")
     assert "| b | 3 | no | no \\| more |" in text
 
 

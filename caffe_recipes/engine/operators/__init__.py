@@ -1,7 +1,8 @@
 """The operators of the engine, by the families of `caffe/layer_types/`: `OPERATORS` of each module.
 
 Some layers can compute their top into a bottom (`OVERWRITING`), and so save its memory. A bottom can be
-overwritten if its layer made it as a new tensor, which its own gradient does not need (`FRESH`).
+overwritten if its layer made it as a new tensor, which its own gradient does not need (`FRESH`). Layers that
+keep a state from pass to pass (`STATEFUL`) cannot be computed once more for a gradient.
 """
 
 from __future__ import annotations
@@ -35,3 +36,4 @@ OPERATORS: dict[str, Setup] = {name: setup for family in FAMILIES for name, setu
 
 OVERWRITING: dict[str, SetupOverwriting] = activation.OVERWRITING | elementwise.OVERWRITING
 FRESH = convolution.FRESH | elementwise.FRESH | inner_product.FRESH | normalization.FRESH
+STATEFUL = recurrent.STATEFUL

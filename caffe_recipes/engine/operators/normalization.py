@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ _BN_DEFAULTS = {"momentum": 0.9, "eps": 1e-5}  # of the BN with moving averages
 _WIDTH = 1024  # floats: rows of this length are summed the fastest
 
 
-def set_up_batch_norm(
+def _batch_norm(
     layer: pb.LayerParameter, shapes: TensorShapes, batches: BatchStatistics = NO_RANKS
 ) -> Forward:
     """Normalize each channel by the mean and variance of the batch (TRAIN) or by the running ones (TEST).
@@ -55,15 +55,8 @@ def set_up_batch_norm(
         return [functional.batch_norm(xs[0], blobs[0] * factor, blobs[1] * factor, w, b, eps=eps)]
 
     def by_batch(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        x = xs[0]
         w, b = blobs[3:] or (None, None)
-        if parts == 1 and batches.sum is None:
-            mean, variance = _statistics(x.detach())
-            y = _Normalized.apply(x, w, b, mean, variance, eps)  # type: ignore[no-untyped-call]
-            mean, variance = mean[None], variance[None]
-        else:
-            mean, variance = batches.combine(*_statistics_of_parts(x.detach(), parts))
-            y = _NormalizedParts.apply(x, w, b, mean, variance, eps, batches)  # type: ignore[no-untyped-call]
+        y, mean, variance = _normalize_by_batch(xs[0], w, b, eps, batches, parts)
         if not batches.is_recomputing:  # the sums have moved when the pass was computed first
             weights = mean.new_tensor(kept)
             blobs[2].mul_(fraction**parts).add_(sum(kept))
@@ -72,6 +65,19 @@ def set_up_batch_norm(
         return [y]
 
     return by_running if images is None else by_batch
+
+
+def _normalize_by_batch(
+    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, batches: BatchStatistics, parts: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a batch normalized by its own statistics, and its means and variances: parts x channels."""
+    if parts == 1 and batches.sum is None:
+        mean, variance = _statistics(x.detach())
+        y: Tensor = _Normalized.apply(x, w, b, mean, variance, eps)  # type: ignore[no-untyped-call]
+        return y, mean[None], variance[None]
+    mean, variance = batches.combine(*_statistics_of_parts(x.detach(), parts))
+    y = _NormalizedParts.apply(x, w, b, mean, variance, eps, batches)  # type: ignore[no-untyped-call]
+    return y, mean, variance
 
 
 def _statistics_of_parts(x: Tensor, parts: int) -> tuple[Tensor, Tensor]:
@@ -194,7 +200,7 @@ def _gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tupl
     return torch.stack(sums), torch.stack(products)
 
 
-def _averaged_bn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+def _averaged_bn(layer: pb.LayerParameter, batches: BatchStatistics) -> Forward:
     """Normalize by the batch (TRAIN) or by moving averages (TEST, or frozen), then scale and shift.
 
     Blobs 2 and 3 are the averages of mean and (biased) variance: momentum * average + (1 - momentum) * value.
@@ -207,32 +213,31 @@ def _averaged_bn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
         return [functional.batch_norm(xs[0], mean, variance, scale, shift, eps=eps)]
 
     def by_batch(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        mean, variance = _statistics(xs[0].detach())
         scale, shift = (blob.view(-1) for blob in blobs[:2])
-        y: Tensor = _Normalized.apply(xs[0], scale, shift, mean, variance, eps)  # type: ignore[no-untyped-call]
-        for average, value in zip(blobs[2:], (mean, variance), strict=True):
-            average.detach().view(-1).mul_(momentum).add_(value, alpha=1 - momentum)
+        y, *statistics = _normalize_by_batch(xs[0], scale, shift, eps, batches)
+        if not batches.is_recomputing:  # the averages have moved when the pass was computed first
+            for average, value in zip(blobs[2:], statistics, strict=True):
+                average.detach().view(-1).mul_(momentum).add_(value[0], alpha=1 - momentum)
         return [y]
 
     return by_average if layer.phase == pb.TEST or is_frozen(layer) else by_batch
 
 
-def _bn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+def _bn(layer: pb.LayerParameter, shapes: TensorShapes, batches: BatchStatistics = NO_RANKS) -> Forward:
     """With moving averages, or SegNet's: scale and shift, with bn_mode LEARN after normalization.
 
     SegNet's normalizes by the batch in TEST, too.
     """
     if has_averages(layer):
-        return _averaged_bn(layer, shapes)
+        return _averaged_bn(layer, batches)
     count = len(shapes.tops)
 
     def infer(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         return [xs[0] * blobs[0] + blobs[1]]
 
     def learn(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        mean, variance = _statistics(xs[0].detach())
         scale, shift = (blob.view(-1) for blob in blobs)
-        y: Tensor = _Normalized.apply(xs[0], scale, shift, mean, variance, _BN_EPS)  # type: ignore[no-untyped-call]
+        y, mean, variance = _normalize_by_batch(xs[0], scale, shift, _BN_EPS, batches)
         return [y, mean.view(1, -1, 1, 1), variance.view(1, -1, 1, 1)][:count]
 
     if bn_mode(layer) == "LEARN":
@@ -308,12 +313,22 @@ def _normalize(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return forward
 
 
+class SetupWithStatistics(Protocol):
+    """A setup that also gets whose images the statistics of a batch are of."""
+
+    def __call__(
+        self, layer: pb.LayerParameter, shapes: TensorShapes, batches: BatchStatistics = NO_RANKS, /
+    ) -> Forward:
+        """Return the forward function of a layer."""
+
+
+BATCH_NORMS: dict[str, SetupWithStatistics] = {"BatchNorm": _batch_norm, "BN": _bn}
+
 OPERATORS: dict[str, Setup] = {
-    "BatchNorm": set_up_batch_norm,
-    "BN": _bn,
+    **BATCH_NORMS,
     "LRN": _lrn,
     "MVN": _mvn,
     "Normalize": _normalize,
 }
 
-FRESH = frozenset(("BatchNorm", "BN"))
+FRESH = frozenset(BATCH_NORMS)

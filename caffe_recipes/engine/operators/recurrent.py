@@ -86,3 +86,5 @@ OPERATORS: dict[str, Setup] = {
     "RNN": _recurrent(_rnn_step, 1),
     "LSTMUnit": _lstm_unit,
 }
+
+STATEFUL = frozenset(("LSTM", "RNN"))

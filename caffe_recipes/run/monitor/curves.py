@@ -52,6 +52,8 @@ def load_run_curves(given: str, root: str) -> Iterator[TrainingCurve]:
     path = given if Path(given, RECIPE_JSON).exists() else find_run(files, root, given)
     recipe = load_frozen(files, path)
     events = _read_journal(path, files)
+    if events is None:
+        raise InputError(path, "has no journal", "give the folder of a run, or its logs")
     curve = load_launches_curve(path, recipe, events, files, root)
     if curve is None:
         raise InputError(
@@ -62,16 +64,18 @@ def load_run_curves(given: str, root: str) -> Iterator[TrainingCurve]:
     begun = dict.fromkeys(event.phase for event in events if isinstance(event, Branched))
     for phase in filter(phases.__contains__, begun):
         folder = f"{path}/branches/{phase}"
-        own = [*_read_journal(folder, files), *(event for event in events if isinstance(event, Evaluated))]
-        branch = load_launches_curve(folder, recipe, own, files, root)
+        own = _read_journal(folder, files) or []  # the run may have died before the branch had one
+        evaluated = [event for event in events if isinstance(event, Evaluated)]
+        branch = load_launches_curve(folder, recipe, [*own, *evaluated], files, root)
         if branch is not None:
             yield branch
 
 
-def _read_journal(path: str, files: LocalFiles) -> list[Event]:
+def _read_journal(path: str, files: LocalFiles) -> list[Event] | None:
+    """Return the events of a run or branch; None if it has no journal."""
     journal = files.read([ReadRequest(f"{path}/{JOURNAL}")]).pieces[0]
     if journal is None:
-        raise InputError(path, "has no journal", "give the folder of a run, or its logs")
+        return None
     events = read_events(journal.data.decode(errors="replace"), f"{path}/{JOURNAL}", is_start=True)
     return [event for _, event in events]
 
@@ -95,7 +99,7 @@ def load_launches_curve(
             _add_evaluation(pieces, event)
     reported = recipe.reported
     top1 = reported.top1_percent / 100 if reported.top1_percent else None
-    name = posixpath.basename(posixpath.normpath(path))
+    name = posixpath.basename(posixpath.abspath(path))  # also of `..`
     return TrainingCurve(name, pieces, top1, reported.loss, launches[0].time_s)
 
 

@@ -222,7 +222,7 @@ def load_contents(given: str, root: str) -> RunContents:
     explained = tuple(filter(None, map(reader.explain, [*failed][:_MOST_EXPLAINED])))
     curve = reader.curve(recipe, [event for _, event in events])
     return RunContents(
-        name=posixpath.basename(posixpath.normpath(reader.path)),
+        name=posixpath.basename(posixpath.abspath(reader.path)),
         path=reader.path,
         recipe=recipe,
         state=_name_state(state, steps, events, reader),

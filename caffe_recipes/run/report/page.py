@@ -42,7 +42,7 @@ def render_report(runs: Sequence[RunContents]) -> str:
         "timelines": [_timeline(run) for run in runs],
         "runs": [run.name for run in runs],
     }
-    hider = TextHider({run.progress.id: run.hidden for run in runs})
+    hider = TextHider([(run.progress.id, run.hidden) for run in runs])
     page = _environment().overlay(finalize=hider.hide).get_template("report.html.j2")
     return page.render(
         runs=runs,

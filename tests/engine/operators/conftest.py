@@ -15,13 +15,18 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.engine.operators import OPERATORS
-from caffe_recipes.engine.operators.operator import Forward, require_known_shapes
+from caffe_recipes.engine.operators.normalization import BATCH_NORMS
+from caffe_recipes.engine.operators.operator import BatchStatistics, Forward, require_known_shapes
 
 Array = NDArray[np.float32]
 
 
 def set_up(
-    text: str, *bottoms: tuple[int, ...], tops: int = 1, phase: pb.Phase = pb.TRAIN
+    text: str,
+    *bottoms: tuple[int, ...],
+    tops: int = 1,
+    phase: pb.Phase = pb.TRAIN,
+    batches: BatchStatistics | None = None,
 ) -> tuple[Forward, list[tuple[int, ...]]]:
     """Set a layer up over bottoms of these shapes; give its forward function and its blobs' shapes."""
     net: Any = parse_lenient(f'layer {{ name: "l" {text} }}').message
@@ -35,6 +40,8 @@ def set_up(
     layer.top.extend(f"t{i}" for i in range(tops))
     net.layer.add().CopyFrom(layer)
     shapes = require_known_shapes(infer_shapes(net, phase).layers[-1])
+    if batches is not None:
+        return BATCH_NORMS[layer.type](layer, shapes, batches), list(shapes.learned)
     return OPERATORS[layer.type](layer, shapes), list(shapes.learned)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from torch import Tensor
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.layer_types.normalization import unlearned_blobs
+from caffe_recipes.engine.operators.operator import BatchStatistics
 from caffe_recipes.errors import PrototxtError
 from tests.engine.operators.conftest import apply, noise, set_up
 
@@ -208,6 +212,46 @@ def test_a_bn_with_a_slope_keeps_averages_unless_it_uses_them(
     for blob, old, value in zip(blobs[2:], before[2:], (mean, variance), strict=True):
         moved = 0.8 * old + 0.2 * value if is_moved else old
         np.testing.assert_allclose(blob.numpy(), moved.numpy(), rtol=1e-4)
+
+
+SEGNETS = 'type: "BN" bn_param { bn_mode: LEARN }'
+
+
+def normalised(
+    text: str, x: Tensor, dy: Tensor, batches: BatchStatistics | None = None
+) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+    """Return what a layer makes of a batch, the gradient of that, and the blobs after it."""
+    forward, shapes = set_up(text, tuple(x.shape), batches=batches)
+    blobs = [noise(*shape, seed=seed).abs() + 0.5 for seed, shape in enumerate(shapes)]
+    x = x.clone().requires_grad_()
+    (y,) = forward([x], blobs)
+    y.backward(dy)
+    assert x.grad is not None
+    return y.detach(), x.grad, blobs
+
+
+@pytest.mark.parametrize("text", ['type: "BatchNorm"', AVERAGED % "", SEGNETS])
+def test_ranks_that_share_statistics_normalise_as_one_rank_with_all_images(text: str) -> None:
+    x, dy, meeting = noise(6, 2, 3, 3), noise(6, 2, 3, 3, seed=1), Barrier(2)
+    shared: dict[int, Tensor] = {}
+
+    def rank(number: int) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        def add_up(tensor: Tensor) -> None:
+            shared[number] = tensor.clone()
+            meeting.wait(60)
+            tensor.copy_(shared[0] + shared[1])
+            meeting.wait(60)
+
+        mine = slice(3 * number, 3 * number + 3)
+        return normalised(text, x[mine], dy[mine], BatchStatistics(2, add_up))
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(rank, (0, 1))
+    y, dx, blobs = normalised(text, x, dy)
+    assert torch.allclose(torch.cat([first[0], second[0]]), y, atol=1e-5)
+    assert torch.allclose(torch.cat([first[1], second[1]]), dx, atol=1e-5)
+    for one, other, alone in zip(first[2], second[2], blobs, strict=True):
+        assert torch.equal(one, other) and torch.allclose(one, alone, rtol=1e-5)
 
 
 def test_no_gradient_changes_the_averages_of_a_bn_or_anything_of_a_frozen_one() -> None:

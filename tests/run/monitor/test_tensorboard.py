@@ -53,6 +53,14 @@ def test_a_run_has_a_folder_for_each_phase_with_iterations_and_times_of_the_whol
     assert [row[1:3] for row in scalars_of(files[1])][-1] == (10, BEGAN_S + 60)
 
 
+def test_a_run_given_as_the_folder_above_has_the_name_of_that_folder(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_run(place.root, place.recipe, started(), launched(), log=LOG) / "logs")
+    files = write_event_files([".."], str(place.root), tmp_path / "out")
+    assert files == [tmp_path / "out" / "small-1" / "init" / EVENT_FILE]
+
+
 def test_runs_of_one_name_are_refused_and_nothing_is_written(place: Place, tmp_path: Path) -> None:
     write_run(place.root, place.recipe, started(), launched(), log=LOG)
     (tmp_path / "b").mkdir()
