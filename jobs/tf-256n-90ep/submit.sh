@@ -12,7 +12,7 @@ if [[ ${1-} == -h || ${1-} == --help ]]; then sed -n '2,/^$/s/^# \{0,1\}//p' "$0
 while (($# > 0)) && [[ $1 != -- ]]; do options+=("$1") && shift; done
 run_options=("${@:2}")
 
-stop() { printf '%s: %s\n' "$name" "${2//[[:cntrl:]]/ }" >&2 && exit "$1"; } # EXIT_CODE TEXT
+stop() { printf '%s: %s\n' "$name" "${2//[[:cntrl:]]/ }" >&2 || true; exit "$1"; } # EXIT_CODE TEXT
 give_up() { # EXIT_CODE TEXT
   ((${#jobs[@]} > 0)) || stop "$1" "$2"
   if scancel "${jobs[@]}"; then stop "$1" "$2; cancelled the jobs submitted before: ${jobs[*]}"; fi
@@ -31,7 +31,7 @@ submit() { # PHASE WARNING_S [TIME]: seconds from Slurm's warning to the time li
   # --parsable prints the job id, and the cluster if there are several; sites may print other lines, too.
   last=$(sed -nE 's/^[[:space:]]*([0-9]+)(;[^[:space:]]+)?[[:space:]]*$/\1/p' <<<"$printed" | tail -n 1)
   [[ -n $last ]] || give_up 3 "$1: sbatch printed no job id, but '$printed'; check squeue --me"
-  jobs+=("$last") && printf '%s %s\n' "$1" "$last"
+  jobs+=("$last") && { printf '%s %s\n' "$1" "$last" || true; } # the others follow, also if nobody reads this
   [[ -z $stopped ]] || give_up 3 "stopped by a signal"
 }
 
@@ -43,6 +43,6 @@ unset SBATCH_WAIT SLURM_{EXIT_ERROR,ARRAY_JOB_ID,ARRAY_TASK_COUNT,ARRAY_TASK_ID,
   SLURM_{GPUS,GPUS_PER_NODE,GPUS_PER_TASK,HET_SIZE,MEM_BIND,MEM_BIND_LIST,MEM_BIND_TYPE,MEM_PER_CPU,MEM_PER_GPU} \
   SLURM_{MEM_PER_NODE,NPROCS,NTASKS,NTASKS_PER_CORE,NTASKS_PER_GPU,NTASKS_PER_NODE,NTASKS_PER_SOCKET,OVERCOMMIT} \
   SLURM_{RESTART_COUNT,STEPID,STEP_ID,THREADS_PER_CORE}
-trap 'stopped=1' INT TERM HUP # a job that was just submitted must not be forgotten
+trap 'stopped=1' INT TERM HUP && trap '' PIPE # a job that was just submitted must not be forgotten
 submit warmup 120 00:20:00
 submit main 600 02:40:00

@@ -128,6 +128,15 @@ def test_a_script_stopped_while_it_submits_cancels_its_jobs(play: Play) -> None:
     assert "stopped by a signal; cancelled the jobs submitted before: 101 102" in stderr
 
 
+def test_a_reader_that_leaves_keeps_no_job_from_its_submission(play: Play) -> None:
+    play.hook("sbatch", NUMBERS)
+    with play.start("submit.sh") as process:
+        assert process.stdout
+        process.stdout.close()
+        assert process.wait(timeout=600) == 0
+    assert len(play.calls("sbatch")) == 5
+
+
 def test_without_slurm_or_a_job_s_file_nothing_is_submitted(play: Play) -> None:
     (play.jobs / "phase.sbatch").unlink()
     code, _, stderr = play.run("submit.sh")
