@@ -122,6 +122,11 @@ def computes_loss(call: Call) -> bool:
     return bool(call.weighted) or type_of(call.node.param).loss_weight is not None
 
 
+def needs_float32(call: Call) -> bool:
+    """Return whether a call gets float32 where others get bfloat16: losses, and results such as accuracy."""
+    return computes_loss(call) or type_of(call.node.param).is_result
+
+
 def _parts(calls: Sequence[Call], last: dict[int, int]) -> Iterator[tuple[list[Call], bool]]:
     """Yield the calls of each segment, and whether it is recomputed."""
     length = math.isqrt(len(calls)) + 1

@@ -48,7 +48,7 @@ class HDF5Output:
     def forward(self, xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         """Keep a batch, if they are collected."""
         if self._batches is not None:
-            batches = [x.detach().float().cpu().numpy() for x in xs]  # they may be in bfloat16
+            batches = [x.detach().cpu().numpy() for x in xs]
             self._batches.append([x.reshape(*x.shape, *[1] * (_AXES - x.ndim)).copy() for x in batches])
         return []
 

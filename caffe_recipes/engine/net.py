@@ -29,10 +29,10 @@ from caffe_recipes.engine.calls import (
     Call,
     LayerNode,
     Segment,
-    computes_loss,
     divide_calls,
     label_error,
     list_calls,
+    needs_float32,
 )
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
@@ -418,7 +418,7 @@ class RunnableNet:
         xs = [values[index] for index in node.bottoms]
         if node.detached:
             xs = [x.detach() if detached else x for x, detached in zip(xs, node.detached, strict=True)]
-        if computes_loss(call) and self._context.uses_bf16:
+        if self._context.uses_bf16 and needs_float32(call):
             xs = [x.float() for x in xs]
         if call.shapes:
             blobs = [blob.reshape(shape) for blob, shape in zip(blobs, call.shapes, strict=True)]

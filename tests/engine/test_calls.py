@@ -183,6 +183,30 @@ def test_fewer_blobs_are_kept_for_the_backward_pass() -> None:
     assert kept[1] < kept[0] / 2
 
 
+COUNTED = """layer {{ name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param {{
+  shape {{ dim: {images} dim: 400 dim: 1 dim: 1 }} shape {{ dim: {images} dim: 1 dim: 1 dim: 1 }}
+  data_filler {{ value: 1 }} data_filler {{ value: 399 }} }} }}
+layer {{ name: "a" type: "Convolution" bottom: "data" top: "a"
+  convolution_param {{ num_output: 400 kernel_size: 1 weight_filler {{ value: 1 }} }} }}
+layer {{ name: "out" type: "{type}" bottom: "a" {more} top: "out" }}
+layer {{ name: "silence" type: "Silence" bottom: "label" }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("type_", "images", "expected"),
+    [("Accuracy", 1001, 1.0), ("SegAccuracy", 1001, 1.0), ("ArgMax", 1, 399.0)],
+)
+def test_bf16_counts_and_class_numbers_are_exact(type_: str, images: int, expected: float) -> None:
+    more = "" if type_ == "ArgMax" else 'bottom: "label"'
+    param: Any = parse_lenient(COUNTED.format(images=images, type=type_, more=more)).message
+    net = build(param, False, replace(CONTEXT, uses_bf16=True))
+    with torch.no_grad():
+        net.forward()
+    value = net.value(net.outputs[0].index)
+    assert value.dtype == torch.float32 and float(value.flatten()[0]) == expected
+
+
 @pytest.mark.parametrize("images", [0, 1])
 def test_bf16_computes_about_the_same_gradients_of_float32_weights(images: int) -> None:
     param = deep(2)

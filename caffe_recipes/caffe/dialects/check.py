@@ -309,7 +309,7 @@ def _missing_name(rule: str, path: str, owner: str, name: str, dialect: Dialect)
     others = [TITLES[other] for other in field_dialects(owner, name)]
     place = "here" if dialect.name == OURS else "there"
     write = f"remove it; {place} {here}" if here else f"remove it; {_only_in(others)}"
-    effect = _REFUSED if dialect.name == ENGINE else _FILE_REFUSED
+    effect = _describe_refusal(dialect, _FILE_REFUSED)
     return DialectDifference(rule, path, f"{owner}.{name}", what, effect, write)
 
 
@@ -391,14 +391,14 @@ def _check_string(
         hint = find_layer_counterpart(dialect, word)
         write = f"{hint} is similar" if hint else _suggest_type(word, dialect)
         aborts = f"it aborts when it creates the net: Unknown layer type: {word}"
-        effect = _REFUSED if dialect.name == ENGINE else aborts
+        effect = _describe_refusal(dialect, aborts)
         yield DialectDifference(
             "dialect-layer-type", path, word, f"{title} has no layer type '{word}'", effect, write
         )
     elif (owner, field.name) == ("SolverParameter", "type") and word not in dialect.solver_types:
         write = _nearest(word, dialect.solver_types, solver_type_dialects(word))
         aborts = f"it aborts when it starts: Unknown solver type: {word}"
-        effect = _REFUSED if dialect.name == ENGINE else aborts
+        effect = _describe_refusal(dialect, aborts)
         what = f"{title} has no solver type '{word}'"
         yield DialectDifference("dialect-solver-type", path, word, what, effect, write)
     elif (owner, field.name) == ("SolverParameter", "lr_policy") and word not in dialect.lr_policies:
@@ -408,8 +408,13 @@ def _check_string(
         if lr_policy_dialects(word) and not policy:
             write = _nearest(word, dialect.lr_policies, lr_policy_dialects(word))
         what = f"{title} has no lr_policy '{word}'"
-        effect = _describe_policy_failure(message, dialect)
+        effect = _describe_refusal(dialect, _describe_policy_failure(message, dialect))
         yield DialectDifference("dialect-lr-policy", path, word, what, effect, write)
+
+
+def _describe_refusal(dialect: Dialect, aborts: str) -> str:
+    """Return what happens in a dialect: caffe-torch refuses the file at once, a Caffe `aborts`."""
+    return _REFUSED if dialect.name == ENGINE else aborts
 
 
 def _describe_policy_failure(solver: Message, dialect: Dialect) -> str:

@@ -53,6 +53,13 @@ def test_a_solver_that_the_engine_refuses_is_found(line: str) -> None:
     assert check_message(parse_prototxt(SOLVER, pb.SolverParameter), engine_dialect()) == []
 
 
+def test_a_policy_that_the_engine_does_not_have_is_refused_before_the_warm_up() -> None:
+    text = SOLVER.replace("fixed", "cosine")
+    solver = parse_prototxt(f"{text} warmup_iter: 5", pb.SolverParameter)
+    (found,) = check_message(solver, engine_dialect())
+    assert (found.rule, found.effect) == ("dialect-lr-policy", "it refuses the file, with exit code 2")
+
+
 DATA = {
     "Data": "data_param { source: 'a' backend: LMDB %s }",
     "ImageData": "image_data_param { source: 'a' %s }",
