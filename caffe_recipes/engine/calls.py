@@ -108,9 +108,9 @@ class Segment:
 
 
 def divide_calls(calls: Sequence[Call]) -> list[Segment]:
-    """Return the calls in segments that are recomputed, about as many as each has calls.
+    """Return the calls in segments, most of them recomputed, about as many as each of these has calls.
 
-    They end where few blobs are needed later, as after a residual block. Data, losses and layers that keep a
+    These end where few blobs are needed later, as after a residual block. Data, losses and layers that keep a
     state are not recomputed.
     """
     last = {index: place for place, call in enumerate(calls) for index in call.node.bottoms}

@@ -21,14 +21,16 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
+from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.rates import float32
+from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
 from caffe_recipes.engine.calls import LayerNode, start_outputs, write_outputs
 from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_host
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
-from caffe_recipes.engine.operators.operator import NO_RANKS, BatchStatistics
+from caffe_recipes.engine.operators.operator import BatchStatistics, layer_error
 from caffe_recipes.engine.settings import load_net, test_nets, train_net
 from caffe_recipes.engine.snapshot import check_complete, check_prefix, copy_history, copy_weights
 from caffe_recipes.engine.solver import SignalRequests, Solver, format_output
@@ -144,10 +146,9 @@ def prepare_solver(
     message, source = train_net(param, path)
     tested = test_nets(param, path)
     check_supported([(message, source), *tested])
+    statistics = _choose_statistics(options, ranks, [(message, source), *tested])
     log.info("solver.cpp:153", f"Creating training net from net file: {source}")
-    together = options.synchronises and ranks.size > 1
-    statistics = BatchStatistics(ranks.size, lambda tensor: ranks.sum(tensor)()) if together else NO_RANKS
-    context = DataContext(ranks.rank, ranks.size, seed, rank_seed, log, device, replace(statistics))
+    context = DataContext(ranks.rank, ranks.size, seed, rank_seed, log, device, statistics)
     uses_bf16 = options.precision == "bf16"
     context = replace(context, uses_bf16=uses_bf16, recomputes=options.recomputes)
     net = RunnableNet(message, source, context, generator)
@@ -164,6 +165,24 @@ def prepare_solver(
     solver = Solver(param, net, groups, tests, ranks, requests, log)
     _load_start(solver, start, log)
     return solver
+
+
+def _choose_statistics(
+    options: TrainingOptions, ranks: Ranks, nets: Sequence[tuple[pb.NetParameter, str]]
+) -> BatchStatistics:
+    """Return whose images the statistics of a BatchNorm are of: with --sync-bn, those of all ranks.
+
+    Raises InputError if the batches of the ranks, which count equally, would have different sizes.
+    """
+    if not options.synchronises or ranks.size < 2:
+        return BatchStatistics()
+    for net, path in nets:
+        for layer in select_layers(net, net.state.phase, net.state.level, net.state.stage):
+            if type_of(layer).is_sized_by_values:
+                what = "selects another number of images on each rank, but --sync-bn needs the same"
+                error = layer_error(layer, what, "leave one of the two out")
+                raise error.reworded(where=f"{path}: {error.where}")
+    return BatchStatistics(ranks.size, lambda tensor: ranks.sum(tensor)())
 
 
 def _load_start(solver: Solver, start: StartPoint, log: Log) -> None:

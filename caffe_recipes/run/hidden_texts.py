@@ -1,6 +1,6 @@
-"""Texts such as secrets, which a report leaves out: of them a journal keeps only salted digests.
+"""Texts that reports leave out, such as secrets; a journal keeps only their salted digests.
 
-So they are also left out of a report that is written later, on another machine or with another profile.
+By these, a report that is written later, on another machine or with another profile, leaves them out, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 HIDDEN = "(hidden)"
-# A shorter text is no secret, and would hide parts of words.
+# A shorter text is not a secret, and hiding it would hide parts of words.
 _SHORTEST = 4
 _MOST_LENGTHS = 200  # each takes a pass over all texts, and a journal may hold anything
 
