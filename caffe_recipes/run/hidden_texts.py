@@ -13,7 +13,7 @@ from itertools import accumulate
 HIDDEN = "(hidden)"
 # A shorter text is not a secret, and hiding it would hide parts of words.
 _SHORTEST = 4
-_MOST_LENGTHS = 200  # each takes a pass over all texts, and a journal may hold anything
+_MOST_DIGESTS = 1000  # of a run; each takes time at every place of a text, and a journal may hold anything
 
 
 def digest_texts(texts: Iterable[str], salt: str) -> tuple[str, ...]:
@@ -48,10 +48,11 @@ class TextHider:
         """Order the digests by length, the longest first; one that is damaged is ignored."""
         found: dict[tuple[int, str], dict[int, set[bytes]]] = {}
         for salt, digests in self.digests:
-            for length, checksum, digest in map(_parse, digests):
+            known = sorted(set(map(_parse, digests)), reverse=True)
+            for length, checksum, digest in known[:_MOST_DIGESTS]:
                 if length >= _SHORTEST:
                     found.setdefault((length, salt), {}).setdefault(checksum, set()).add(digest)
-        self._known = [(*each, found[each]) for each in sorted(found, reverse=True)[:_MOST_LENGTHS]]
+        self._known = [(*each, found[each]) for each in sorted(found, reverse=True)]
 
     def hide(self, value: object) -> object:
         """Return a value, or a tree of lists and mappings, without the texts."""

@@ -22,6 +22,13 @@ def test_digests_tell_nothing_without_their_salt_and_damaged_ones_hide_nothing()
         assert TextHider(known).hide("hunter2") == "hunter2"
 
 
+def test_a_journal_with_any_number_of_digests_costs_the_time_of_a_thousand() -> None:
+    texts = [f"secret-{number:04}" for number in range(1200)]
+    hider = TextHider([("salt", digest_texts(texts, "salt")), ("other", digest_texts(["hunter2"], "other"))])
+    assert str(hider.hide(" ".join(texts))).count("(hidden)") == 1000
+    assert hider.hide("hunter2") == "(hidden)"
+
+
 def test_the_texts_of_several_runs_are_left_out() -> None:
     runs = (("a", "first"), ("b", "second"), ("a", "third"))  # a copy of a run that has resumed has its id
     hider = TextHider([(salt, digest_texts([text], salt)) for salt, text in runs])
