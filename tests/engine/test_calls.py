@@ -96,6 +96,16 @@ def test_a_layer_overwrites_only_a_bottom_that_nothing_needs(text: str, overwrit
         assert torch.equal(mine, kept)
 
 
+def test_the_statistics_of_a_bn_are_overwritten_without_changing_its_gradient() -> None:
+    norm = 'layer { name: "bn" type: "BN" bottom: "a" top: "n" top: "m" top: "v" bn_param { %s } }'
+    text = INPUT + CONVOLUTION.format("a", "data") + norm % "scale_filler { value: 1 }"
+    text += RELU.format("m", "") + 'layer { name: "silence" type: "Silence" bottom: "m" bottom: "v" }'
+    param: Any = parse_lenient(text + LOSS.replace('"sum"', '"n"')).message
+    assert [call.node.param.name for call in build(param, False).calls if call.overwriting] == ["relu_m"]
+    for mine, kept in zip(train_once(param, False), train_once(param, True), strict=True):
+        assert torch.equal(mine, kept)
+
+
 def deep(blocks: int, between: str = "") -> pb.NetParameter:
     """Return a net of residual blocks with statistics, one after another."""
     text, below = INPUT, "data"

@@ -238,7 +238,8 @@ def _bn(layer: pb.LayerParameter, shapes: TensorShapes, batches: BatchStatistics
     def learn(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         scale, shift = (blob.view(-1) for blob in blobs)
         y, mean, variance = _normalize_by_batch(xs[0], scale, shift, _BN_EPS, batches)
-        return [y, mean.view(1, -1, 1, 1), variance.view(1, -1, 1, 1)][:count]
+        # Copies: a layer in place may overwrite these tops, but the gradient needs the mean.
+        return [y, *(value.clone().view(1, -1, 1, 1) for value in (mean, variance))][:count]
 
     if bn_mode(layer) == "LEARN":
         return learn
