@@ -71,7 +71,6 @@ from caffe_recipes.run.slurm_job import check_over
 from caffe_recipes.run.snapshots import check_interval, delete_parts, verify_kept
 from caffe_recipes.run.trainer import Training, TrainingPlan
 from caffe_recipes.run.training_plan import find_trainer, plan_files, plan_steps, plan_training
-from caffe_recipes.tensorflow.records import require_crc32c
 from caffe_recipes.wording import describe_count, describe_names
 
 
@@ -172,7 +171,9 @@ def run_chain(
 def _check_start(recipe: AnyRecipe, options: RunOptions) -> None:
     check_submitted(recipe, os.environ)
     if options.tensorboard is not None:
-        require_crc32c("--tensorboard")
+        from caffe_recipes.review.inspect.event_files import require_checksums  # few runs need it
+
+        require_checksums("--tensorboard")
 
 
 def _run_to_end(run: Run, branches: BranchPlan) -> RunState:

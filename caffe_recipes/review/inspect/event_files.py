@@ -9,6 +9,12 @@ from pathlib import Path
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, load_pieces
 from caffe_recipes.tensorflow.event_files import EVENT_FILE, Scalar, render_event_file
+from caffe_recipes.tensorflow.records import require_crc32c
+
+
+def require_checksums(where: str) -> None:
+    """Raise DataError unless the checksums of event files can be computed, by google-crc32c."""
+    require_crc32c(where)
 
 
 def render_log_events(logs: Sequence[Path], folder: Path) -> dict[Path, bytes]:

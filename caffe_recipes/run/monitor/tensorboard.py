@@ -7,9 +7,12 @@ from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.render.tree import write_all
-from caffe_recipes.review.inspect.event_files import render_log_events, render_run_events
+from caffe_recipes.review.inspect.event_files import (
+    render_log_events,
+    render_run_events,
+    require_checksums,
+)
 from caffe_recipes.run.monitor.curves import is_run, load_run_curves
-from caffe_recipes.tensorflow.records import require_crc32c
 
 
 def write_event_files(names: Sequence[str], root: str, folder: Path) -> list[Path]:
@@ -18,7 +21,7 @@ def write_event_files(names: Sequence[str], root: str, folder: Path) -> list[Pat
     A run has a folder for each phase, and a log one for each run in it. Nothing is written unless all of them
     could be read. Raises InputError, also if two have the same name, and JournalError for a damaged journal.
     """
-    require_crc32c("--tensorboard")
+    require_checksums("--tensorboard")
     files: dict[Path, bytes] = {}
     for name in names:
         if not is_run(name, root):

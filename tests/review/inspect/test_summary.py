@@ -201,8 +201,8 @@ def test_images_of_unknown_size_leave_question_marks_and_a_hint(tmp_path: Path) 
         ("Relu", "layer 'r' (Relu) has an unknown type; did you mean 'ReLU'?: its output"),
         ("Attention", "layer 'r' (Attention) has an unknown type: its output"),
         (
-            "CenterLoss",
-            "layer 'r' (CenterLoss) is a layer of ydwen/caffe-face, not in this Caffe: its",
+            "CtcLoss",
+            "layer 'r' (CtcLoss) is a layer of jolibrain/caffe, not in this Caffe: its",
         ),
         ("R" * 10_000, "layer 'r' (R"),
     ],
