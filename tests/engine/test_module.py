@@ -180,3 +180,22 @@ def test_images_of_another_size_and_nets_that_read_data_are_refused(tmp_path: Pa
         InputError, match=r"layer 'data' \(DummyData\) reads its data itself; derive a net with"
     ):
         load_module(tmp_path / "train.prototxt", tmp_path / "w.caffemodel")
+
+
+def test_a_bn_with_moving_averages_has_them_as_running_statistics(tmp_path: Path) -> None:
+    bn = 'layer { name: "bn" type: "BN" bottom: "data" top: "n" bn_param { slope_filler { value: 1 } } }'
+    (tmp_path / "net.prototxt").write_text(NET.strip().splitlines()[0] + bn)
+    blobs = {"weight": [1, 2, 3], "bias": [4, 5, 6], "running_mean": [7, 8, 9], "running_var": [1, 4, 16]}
+    weights = pb.NetParameter(layer=[pb.LayerParameter(name="bn", type="BN")])
+    for values in blobs.values():
+        weights.layer[0].blobs.add(shape=pb.BlobShape(dim=[1, 3]), data=values)
+    save_message(weights, tmp_path / "w.caffemodel")
+    module = load_module(tmp_path / "net.prototxt", tmp_path / "w.caffemodel")
+    assert {name: value.flatten().tolist() for name, value in module.state_dict().items()} == {
+        f"bn.{name}": values for name, values in blobs.items()
+    }
+    x = torch.randn(2, 3, 6, 6)
+    scale, shift, mean, variance = (torch.tensor(values).view(1, 3, 1, 1) for values in blobs.values())
+    wanted = (x - mean) / (variance + 1e-5).sqrt() * scale + shift
+    with torch.no_grad():
+        assert torch.allclose(module(x), wanted, atol=1e-5)

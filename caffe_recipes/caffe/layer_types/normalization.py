@@ -162,6 +162,7 @@ TYPES = (
         shapes=_bn,
         learned=4,
         fillers=_bn_fillers,
+        blob_names=lambda layer: ("weight", "bias", "running_mean", "running_var"),
         in_place=True,
         is_never_loss=True,
         operations=_bn_passes,
