@@ -99,7 +99,8 @@ def deploy(
     if out in (None, "-"):
         print_text(text)
     else:
-        for path in write_deploy(Path(str(out)), text, folded):
+        inputs = [Path(net), *filter(None, [weights])]
+        for path in write_deploy(Path(str(out)), text, folded, inputs):
             echo(f"wrote {path}", err=True)
     for note in (*made.notes, f"outputs: {', '.join(made.outputs)}"):
         echo(note, err=True)

@@ -49,9 +49,11 @@ class SignalRequests:
     def drain(self) -> SignalRequests:
         """Return the pending requests and clear them."""
         taken = SignalRequests(self.stop, self.snapshot)
-        # Clear only the returned requests: another signal may have arrived in the meantime.
-        self.stop &= not taken.stop
-        self.snapshot &= not taken.snapshot
+        # Write only what was requested: a signal may arrive between any two instructions, and would be lost.
+        if taken.stop:
+            self.stop = False
+        if taken.snapshot:
+            self.snapshot = False
         return taken
 
     def __or__(self, other: SignalRequests) -> SignalRequests:

@@ -297,12 +297,12 @@ _SOFTMAX = ("SoftmaxWithLoss", "Softmax")
 
 
 def check_output_path(out: str) -> None:
-    """Raise InputError if `out` cannot be written. Called before anything is computed."""
+    """Raise InputError if the file of an option cannot be written. Called before anything is computed."""
     folder = Path(out).parent
     if Path(out).is_dir():
-        raise InputError(out, "is a folder", "give a file with -out")
+        raise InputError(out, "is a folder", "give the path of a file")
     if Path(out).exists() and not Path(out).is_file():  # writing would replace it with a regular file
-        raise InputError(out, "is a device or a pipe", "give a file with -out")
+        raise InputError(out, "is a device or a pipe", "give the path of a file")
     if not folder.is_dir():
         raise InputError(out, f"the folder {folder} does not exist", "create it")
     try:

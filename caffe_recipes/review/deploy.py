@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,11 +53,19 @@ def check_dialect(deploy: Deploy, dialect: str, path: str) -> None:
             raise InputError(path, difference.what, difference.write)
 
 
-def write_deploy(out: Path, text: str, weights: pb.NetParameter | None) -> list[Path]:
-    """Write a deploy net and, if given, the weights beside it; return both paths. Raises InputError."""
+def write_deploy(
+    out: Path, text: str, weights: pb.NetParameter | None, inputs: Sequence[Path] = ()
+) -> list[Path]:
+    """Write a deploy net and, if given, the weights beside it; return both paths.
+
+    Raises InputError, also before it would write over one of the `inputs`.
+    """
     files = {out: encode_prototxt(text)}
     if weights is not None:
         files[out.with_suffix(".caffemodel")] = weights.SerializeToString(deterministic=True)
+    for path in files:
+        if path.exists() and any(given.exists() and path.samefile(given) for given in inputs):
+            raise InputError(path, "is what the net is derived from", "give another file with --out")
     try:
         write_whole(files)
     except OSError as error:

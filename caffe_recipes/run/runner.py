@@ -171,6 +171,8 @@ def run_chain(
 def _check_start(recipe: AnyRecipe, options: RunOptions) -> None:
     check_submitted(recipe, os.environ)
     if options.tensorboard is not None:
+        if options.tensorboard.exists() and not options.tensorboard.is_dir():
+            raise InputError(options.tensorboard, "is not a folder", "give a folder with --tensorboard")
         from caffe_recipes.review.inspect.event_files import require_checksums  # few runs need it
 
         require_checksums("--tensorboard")

@@ -109,6 +109,8 @@ def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
         (None, LooseFiles(NET, WEIGHTS, mean="absent.npy"), "absent.npy"),
         (None, LooseFiles(NET, WEIGHTS, scale=float("nan")), "--scale"),
         (None, LooseFiles(NET, WEIGHTS, scale=0), "--scale"),
+        (None, LooseFiles(NET, WEIGHTS, scale=1e300), "--scale"),
+        (None, LooseFiles(NET, WEIGHTS, mean=f"{'9' * 40},1,1"), "--mean"),
         (None, LooseFiles(NET, WEIGHTS, names=Path("absent.txt")), "absent.txt"),
     ],
 )

@@ -16,7 +16,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import load_weights
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.operators.data import RecordReader
-from caffe_recipes.engine.solver import RateSchedule, SmoothedLoss
+from caffe_recipes.engine.solver import RateSchedule, SignalRequests, SmoothedLoss
 from tests.engine.conftest import needs_gpu
 
 Run = Callable[..., tuple[int, str]]
@@ -40,6 +40,19 @@ def weights(path: Path) -> np.ndarray:
 
 
 ALL = ("batch_size: 4", "batch_size: 10")  # every iteration sees the whole LMDB
+
+
+def test_a_signal_that_arrives_while_requests_are_drained_is_not_lost() -> None:
+    class Watched(SignalRequests):
+        """Fails where a request would be overwritten that came after the one that was read."""
+
+        def __setattr__(self, name: str, value: bool) -> None:
+            assert value or getattr(self, name, True), f"{name} is written though it was not requested"
+            super().__setattr__(name, value)
+
+    requests = Watched(stop=True, snapshot=True)
+    assert requests.drain() == SignalRequests(stop=True, snapshot=True)
+    assert requests.drain() == SignalRequests()
 
 
 def test_display_and_snapshot_come_at_their_iterations(case: Path, run: Run, change: Change) -> None:

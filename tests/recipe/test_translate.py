@@ -220,7 +220,7 @@ def test_the_warm_up_of_others_is_named() -> None:
         "the warm-up is rampup_interval, which is quadratic, not linear"
     )
     of_bvlc = [str(part) for part in find_inexact(recipe, "bvlc")]
-    assert of_bvlc[0] == "phase 'init': warmup_iter: BVLC's Caffe has no warmup_iter; there is no warm-up"
+    assert of_bvlc[0] == "phase 'init': warmup_iter: BVLC's Caffe has no warmup_iter; no rate warms up"
     assert "BVLC's Caffe trains in one process" in of_bvlc[-1]
 
 

@@ -190,7 +190,7 @@ def names_of(owner: str) -> Collection[str]:
 
 
 _SAME_RATE = "poly with max_iter set to lr_iter, stopped early, has the same rate"
-_NO_WARMUP = "there is no warm-up"
+_NO_WARMUP = "no rate warms up"
 _RELU_LAYER = "a ReLU layer after it does this"
 _SCALE_LAYER = "the Scale layer after it holds scale and shift, with their fillers"
 _RESIZED_BEFORE = "images are resized when the LMDB is built (convert_imageset -resize_height -resize_width)"
@@ -319,7 +319,7 @@ def find_counterpart(dialect: str, owner: str, name: str) -> str:
     """Return what a dialect has in place of a field or enum value that it lacks; "" if nothing.
 
     >>> find_counterpart("bvlc", "SolverParameter", "warmup_iter")
-    'there is no warm-up'
+    'no rate warms up'
     >>> find_counterpart("nvcaffe", "ConvolutionParameter.Engine", "MKLDNN")
     'the engine is CAFFE or unset'
     """

@@ -79,5 +79,7 @@ def test_a_run_writes_event_files_at_its_end_and_a_finished_one_when_it_is_asked
     place.run(tensorboard=tmp_path / "second")
     assert len(list((tmp_path / "second").rglob(EVENT_FILE))) == 3
     (tmp_path / "file").write_text("")
-    place.run(tensorboard=tmp_path / "file")  # it cannot be written, which fails nothing
+    with pytest.raises(InputError, match="file: is not a folder"):
+        place.run(tensorboard=tmp_path / "file")
+    place.run(tensorboard=tmp_path / "file/below")  # it cannot be written, which fails nothing
     assert "the event files of small-1 were not written" in place.output.getvalue()

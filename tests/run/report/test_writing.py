@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from caffe_recipes.errors import InputError
 from caffe_recipes.run.report.writing import REPORT, write_own_report, write_report
 from tests.run.recorded_run import LOG, append_events, failed, launched, started, write_run
 
@@ -28,6 +31,15 @@ def test_a_later_report_leaves_out_the_environment_of_a_profile_that_has_changed
     assert "hunter2" not in later
     assert "could not log in with (hidden)" in later
     assert "hunter3" not in (folder / "journal.jsonl").read_text().partition("could not log in")[0]
+
+
+def test_a_file_that_is_no_page_is_left_alone(place: Place) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    recipe = place.root / "mine.yaml"
+    recipe.write_text("name: mine\n")
+    with pytest.raises(InputError, match=r"mine\.yaml: is not an \.html file"):
+        write_report([str(folder)], recipe, str(place.root))
+    assert recipe.read_text() == "name: mine\n"
 
 
 def test_what_goes_wrong_is_returned_and_not_raised(place: Place) -> None:
