@@ -141,7 +141,7 @@ def _fetch_line(recipe: Recipe, snapshot: str) -> str:
             return f'scp "$result":{snapshot} .'
         # scp, or the shell of the host, would expand other characters.
         name = posixpath.basename(snapshot)
-        return f'on "$result" cat -- {shlex.quote(snapshot)} >{shlex.quote(name)}'
+        return f'(on "$result" cat -- {shlex.quote(snapshot)}) >{shlex.quote(name)}'
     return f"cp -- {shlex.quote(snapshot)} ." if posixpath.dirname(snapshot) not in ("", ".") else ""
 
 

@@ -106,7 +106,7 @@ def test_a_phase_names_where_it_is_stopped_and_what_later_phases_need() -> None:
     script = render_run_script(stopped_recipe())
     quoted = shlex.quote(f"/tmp/{HOSTILE}_iter_3900.caffemodel")
     assert f"if begin init train_val '' {quoted} " in script
-    assert f'\n  on "$result" cat -- {quoted} >' in script  # scp would expand it
+    assert f'\n  (on "$result" cat -- {quoted}) >' in script  # scp would expand it
     assert script.count("\n  stop_iter=7800 mpiexec.hydra ") == script.count("stop_iter=7800") == 1
     assert "stop_caffe" not in render_run_script(hostile_recipe())
 
