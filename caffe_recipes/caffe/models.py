@@ -67,11 +67,11 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
         return Model(folder / DEPLOY, folder / WEIGHTS, found, found.transform_of(folder))
     if given is not None:
         raise InputError(given, "is a second model beside --net", "give a run, or --net and --weights")
-    if not math.isfinite(loose.scale) or not 1e-30 < abs(loose.scale) < 1e30:  # Caffe computes in float32
+    if not 1e-30 < abs(loose.scale) < 1e30:  # Caffe computes in float32
         raise InputError("--scale", f"{loose.scale:g} leaves nothing of an image", "give e.g. 0.0078125")
     means = _mean_values(loose.mean)
     if any(abs(mean) > 1e30 for mean in means):
-        raise InputError("--mean", f"{max(means, key=abs):g} is no mean of pixels", "give e.g. 104,117,123")
+        raise InputError("--mean", f"{max(means, key=abs):g} is not a mean of pixels", "give e.g. 104,117,123")
     transform = pb.TransformationParameter(scale=loose.scale, mean_value=means)
     names = None if loose.names is None else _load_names(loose.names)
     described = ModelDescription("", names, (), describe_transform(transform))
