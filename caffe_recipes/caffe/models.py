@@ -71,7 +71,8 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
         raise InputError("--scale", f"{loose.scale:g} leaves nothing of an image", "give e.g. 0.0078125")
     means = _mean_values(loose.mean)
     if any(abs(mean) > 1e30 for mean in means):
-        raise InputError("--mean", f"{max(means, key=abs):g} is not a mean of pixels", "give e.g. 104,117,123")
+        what = f"{max(means, key=abs):g} is not a mean of pixels"
+        raise InputError("--mean", what, "give e.g. 104,117,123")
     transform = pb.TransformationParameter(scale=loose.scale, mean_value=means)
     names = None if loose.names is None else _load_names(loose.names)
     described = ModelDescription("", names, (), describe_transform(transform))

@@ -18,7 +18,8 @@ _MOST_LOG_BYTES, _LOG_BYTES_PER_S = 2 << 20, 5000
 def write_report(names: Sequence[str], out: Path, root: str) -> tuple[str, ...]:
     """Write the report of a few runs; return what could not be read, a line for each.
 
-    Raises InputError for a name that is not that of a run, or if the file cannot be written or is not an .html file.
+    Raises InputError for a name that is not that of a run, or if `out` is not an .html file or cannot be
+    written.
     """
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(out, "is not an .html file", "end its name in .html")
