@@ -114,9 +114,12 @@ def _load_npy(path: Path) -> tuple[tuple[int, ...], Sequence[float]]:
     except (ValueError, SyntaxError, TokenError, RecursionError, MemoryError):
         hint = "give a mean file, or numbers such as 104,117,123"
         raise DataError(path, "is not an array of numpy", hint) from None
-    is_whole = dtype.kind in "fiu" and math.prod(shape) * dtype.itemsize == len(data) - file.tell()
+    stored_bytes, needed_bytes = len(data) - file.tell(), math.prod(shape) * dtype.itemsize
+    if dtype.kind in "fiu" and min(shape, default=0) > 0 and stored_bytes != needed_bytes:
+        what = f"holds {stored_bytes:,} bytes of values, and its shape {shape} needs {needed_bytes:,}"
+        raise DataError(path, what, "copy it again")
     image = shape[1:] if len(shape) == 4 and shape[0] == 1 else shape  # from a batch of one
-    if not is_whole or image[:1] not in ((1,), (3,)) or min(image) < 1:
+    if dtype.kind not in "fiu" or image[:1] not in ((1,), (3,)) or min(image) < 1:
         what = f"holds {dtype} values of shape {shape}, not those of 1 or 3 channels, which come first"
         raise DataError(path, what, "save it as an array of shape (3, height, width) or (3,)")
     stored = np.frombuffer(data, dtype, offset=file.tell()).astype(float)
