@@ -1,9 +1,10 @@
 """The ranks of a run under mpiexec or torchrun, and their communication.
 
 A launcher passes the rank of each process and their number in environment variables. Failures and the
-addresses of ranks go by MPI or, under torchrun, through its store; tensors go through torch.distributed's
-gloo, since torch's wheels have no MPI backend. Messages are bytes and JSON: mpi4py's lower-case calls, and
-torch's for objects, would unpickle, and so execute, whatever arrives.
+addresses of ranks go by MPI or, under torchrun, through its store; tensors go through torch.distributed,
+by NCCL where each rank has a GPU of its own, and by gloo elsewhere, since torch's wheels have no MPI backend.
+Messages are bytes and JSON: mpi4py's lower-case calls, and torch's for objects, would unpickle, and so
+execute, whatever arrives.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class Ranks:
         if failure is not None:
             raise AgreedFailure(failure.exit_code, str(failure))
 
-    def connect(self) -> None:
-        """Connect the ranks, so that they can exchange tensors."""
+    def connect(self, device: str) -> None:
+        """Connect the ranks, so that they can exchange tensors of the CPU and of this rank's device."""
 
     def broadcast(self, tensor: Tensor) -> None:
         """Copy rank 0's values to every rank, in place."""
@@ -104,7 +105,7 @@ class Ranks:
 
 
 class JoinedRanks(Ranks, ABC):
-    """Several ranks, which gather texts in a way that a subclass implements, and tensors through gloo."""
+    """Several ranks, which gather texts in a way that a subclass implements, and tensors through torch."""
 
     @abstractmethod
     def gather(self, text: str) -> list[str]:
@@ -112,7 +113,7 @@ class JoinedRanks(Ranks, ABC):
 
     @abstractmethod
     def make_store(self) -> Store:
-        """Return the store through which gloo's ranks exchange their addresses."""
+        """Return the store through which the ranks exchange their addresses."""
 
     def raise_if_any_failed(self, failure: CaffeRecipesError | None) -> None:
         """Raise AgreedFailure on all ranks if any rank has a failure, with that of the lowest rank."""
@@ -121,11 +122,11 @@ class JoinedRanks(Ranks, ABC):
         if code:
             raise AgreedFailure(code, text)
 
-    def connect(self) -> None:
-        """Connect to the other ranks through gloo."""
-        from caffe_recipes.engine.rendezvous import join_gloo  # imports torch
+    def connect(self, device: str) -> None:
+        """Connect to the other ranks through NCCL or gloo."""
+        from caffe_recipes.engine.rendezvous import join_group  # imports torch
 
-        join_gloo(self.make_store(), self.rank, self.size, self.gather)
+        join_group(self.make_store(), self.rank, self.size, self.gather, device)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Copy rank 0's values to every rank, in place."""

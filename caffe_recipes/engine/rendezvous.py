@@ -1,7 +1,8 @@
-"""Connect the ranks of a run through torch.distributed's gloo, on one network interface.
+"""Connect the ranks of a run through torch.distributed's gloo or NCCL, on one network interface.
 
 torch's own stores listen on a port that any user of the node or network can connect to. Under mpiexec, ranks
 exchange their addresses as MPI messages instead, so no additional port is open. torchrun has opened its own.
+NCCL's ranks find each other by a random number and an address, which rank 0 puts into the same store.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store, init_process_group, rendezvous  # type: ignore[attr-defined]
+import torch
+from torch.distributed import (  # type: ignore[attr-defined]
+    Store,
+    init_process_group,
+    is_nccl_available,
+    rendezvous,
+)
 
 from caffe_recipes.errors import RunFailed
 
@@ -81,24 +88,49 @@ def find_store(rank: int, size: int) -> Store:
     return store
 
 
-def join_gloo(store: Store, rank: int, size: int, gather: Gather) -> None:
-    """Connect to the other ranks through gloo, over the interface to rank 0.
+def join_group(store: Store, rank: int, size: int, gather: Gather, device: str) -> None:
+    """Connect to the other ranks over the interface to rank 0, through the backend for their devices.
 
     `gather` returns the texts of all ranks. GLOO_SOCKET_IFNAME, if set, overrides the interface. Raises
     RunFailed.
     """
     here = socket.gethostname()
     name = _find_interface(here, rank, gather)
+    backend = choose_backend(gather(_gpu_id(device)))
+    if "nccl" in backend:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a failure is an exception of `wait`
+        # Otherwise a thread of torch's would call MpiStore.check while another thread does.
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     try:
-        init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+        init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, TimeoutError) as error:
         what = f"cannot reach the other ranks over {name}: {str(error).partition(chr(10))[0]}"
         hint = "name the interface that leads to them in GLOO_SOCKET_IFNAME"
         raise RunFailed(here, what, hint) from None
 
 
+def choose_backend(gpus: Sequence[str]) -> str:
+    """Return torch's backend for ranks with these GPUs: NCCL, which takes one rank a GPU, or gloo.
+
+    A rank without a GPU, or without NCCL, is "". Tensors in the host's memory always go through gloo.
+
+    >>> choose_backend(["a", "b"]), choose_backend(["a", "a"]), choose_backend(["a", ""])
+    ('cpu:gloo,cuda:nccl', 'gloo', 'gloo')
+    """
+    has_own = all(gpus) and len(set(gpus)) == len(gpus)
+    return "cpu:gloo,cuda:nccl" if has_own else "gloo"
+
+
+def _gpu_id(device: str) -> str:
+    """Return the UUID of a GPU, whose number may be the same for all ranks, or "" if NCCL cannot use it."""
+    if device == "cpu" or not is_nccl_available():
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
 def _find_interface(here: str, rank: int, gather: Gather) -> str:
-    """Return the network interface for gloo: the loopback if all ranks are on one host."""
+    """Return the network interface of the ranks: the loopback if all are on one host."""
     hosts = gather(here)
     far = next((host for host in hosts if host != hosts[0]), "")
     address = gather(_address_towards(far) if rank == 0 else "")[0]

@@ -224,9 +224,9 @@ def _text(message: pb.SolverParameter) -> str:
     return text_format.MessageToString(message).rstrip("\n")
 
 
-def run(solver: Solver, ranks: Ranks, log: Log) -> None:
-    """Train to max_iter. All ranks start from rank 0's blobs."""
-    ranks.connect()
+def run(solver: Solver, ranks: Ranks, log: Log, device: str) -> None:
+    """Train to max_iter on a device. All ranks start from rank 0's blobs."""
+    ranks.connect(device)
     for param in solver.net.params:
         ranks.broadcast(param.tensor.detach())
     log.info("caffe.cpp:342", "Starting Optimization")

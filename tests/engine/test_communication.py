@@ -42,7 +42,7 @@ def listening():
 MPI.pickle.__init__(no_pickle, no_pickle)
 world = join_ranks(os.environ)
 before = listening()
-world.connect()
+world.connect("cpu")
 opened = listening() - before
 import torch
 value = torch.full((2,), float(world.rank + 1))
