@@ -7,7 +7,7 @@ and variance are blobs 0 and 1 divided by blob 2, or 0 if that is 0 (BVLC Caffe,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,23 +88,33 @@ def _only_reader(net: pb.NetParameter, index: int) -> int | None:
     return readers[0] if len(readers) == 1 else None
 
 
+def fold_blobs(
+    conv: Sequence[FloatArray], norm: Sequence[FloatArray], scale: Sequence[FloatArray], eps: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return the weights and the bias of a convolution with the blobs of a BatchNorm and a Scale folded in.
+
+    A convolution and a Scale may have no bias, and `scale` may be empty.
+    """
+    weights, mean_sum, variance_sum, factor = conv[0], *norm
+    share = 1 / factor[0] if factor[0] else 0.0
+    by = 1 / np.sqrt(variance_sum * share + eps)
+    add = -mean_sum * share * by
+    if scale:
+        by, add = by * scale[0], add * scale[0] + (scale[1] if len(scale) > 1 else 0)
+    spread = by.reshape(-1, *[1] * (weights.ndim - 1))
+    return weights * spread, conv[1] * by + add if len(conv) > 1 else add
+
+
 def _fold(layers: list[pb.LayerParameter], known: dict[str, pb.LayerParameter]) -> None:
     conv, norm, *scales = layers
-    own = known[conv.name]
-    sums = [_values(blob) for blob in known[norm.name].blobs]
-    factor = 1 / sums[2][0] if sums[2][0] else 0.0
-    by = 1 / np.sqrt(sums[1] * factor + norm.batch_norm_param.eps)
-    add: FloatArray = -sums[0] * factor * by
-    for scale in scales:
-        blobs = [_values(blob) for blob in known[scale.name].blobs]
-        by, add = by * blobs[0], add * blobs[0]
-        add = add + blobs[1] if len(blobs) > 1 else add
+    own, sums = known[conv.name], [_values(blob) for blob in known[norm.name].blobs]
+    scale = [_values(blob) for layer in scales for blob in known[layer.name].blobs]
     shape = blob_shape(own.blobs[0])
-    weights = _values(own.blobs[0]).reshape(len(by), -1) * by[:, None]
-    bias = _values(own.blobs[1]) if len(own.blobs) > 1 else np.zeros(len(by))
+    before = [_values(own.blobs[0]).reshape(shape), *map(_values, own.blobs[1:])]
+    weights, bias = fold_blobs(before, sums, scale, norm.batch_norm_param.eps)
     del own.blobs[:]
     _add_blob(own, shape, weights)
-    _add_blob(own, (len(by),), bias * by + add)
+    _add_blob(own, bias.shape, bias)
     conv.convolution_param.ClearField("bias_term")
 
 

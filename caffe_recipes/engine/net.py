@@ -123,8 +123,8 @@ class RunnableNet:
         self._blob_index: dict[str, int] = {}
         self._shapes: list[TensorShape] = []
         self._values: list[Tensor] = []
-        self._calls: list[Call] = []
-        self._segments: list[Segment] = []
+        self.calls: list[Call] = []  # of a forward pass, in order
+        self._segments: list[Segment] = []  # the calls, if some are computed again for the backward pass
         self.is_synchronised = context.statistics.sum is not None  # the ranks wait for each other in a pass
         self._overwritten: dict[int, OverwrittenLoss] = {}
         self._forwards: dict[tuple[TensorShape, ...], list[Forward]] = {}
@@ -366,8 +366,8 @@ class RunnableNet:
 
     def _list_calls(self) -> None:
         self._values = [_FREED] * len(self._shapes)
-        self._calls = list_calls(self.nodes)
-        self._segments = divide_calls(self._calls) if self._context.recomputes else [Segment(self._calls)]
+        self.calls = list_calls(self.nodes)
+        self._segments = divide_calls(self.calls) if self._context.recomputes else []
 
     def forward(self) -> Tensor:
         """Run all layers on the next batch, and return the loss: the weighted sum of the losses.
@@ -378,7 +378,7 @@ class RunnableNet:
         keeps_all = self.keeps_blobs or not torch.is_grad_enabled()
         kind = torch.device(self._context.device).type
         with torch.autocast(kind, torch.bfloat16, enabled=self._context.uses_bf16):
-            for segment in self._segments:
+            for segment in self._segments or [Segment(self.calls)]:
                 if segment.is_recomputed and not keeps_all:
                     self._run_recomputed(segment)
                 else:
@@ -465,7 +465,7 @@ class RunnableNet:
         """Return an error of PyTorch as one line."""
         if isinstance(error, torch.OutOfMemoryError):
             weights = sum(param.tensor.numel() for param in self.params)
-            need = estimate_need(self._calls, self._shapes, weights)
+            need = estimate_need(self.calls, self._shapes, weights)
             keeps_blobs = torch.is_grad_enabled() and not self._context.recomputes
             return full_memory(where, need, self._context.device, keeps_blobs=keeps_blobs)
         return escaped_error(where, error)
@@ -501,11 +501,6 @@ class RunnableNet:
                     self._shapes[index], changed = shape, node
         if changed is not None:
             self._reshape(changed)
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """The calls of a forward pass, in order."""
-        return self._calls
 
     def _reshape(self, changed: LayerNode) -> None:
         """Set up the layers for a new batch size, as Caffe does in each pass."""

@@ -27,6 +27,7 @@ from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
 from caffe_recipes.engine.calls import LayerNode, start_outputs, write_outputs
 from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_host
+from caffe_recipes.engine.folded_calls import fold_calls
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
@@ -261,6 +262,7 @@ def load_test_net(
     check_complete(net, layers_by_file, "give the weights of this net")
     moved = {id(param.tensor): _channels_last(param.tensor) for param in net.params}
     net.replace_blobs(lambda blob: moved[id(blob)])
+    net.calls = fold_calls(net.calls)
     return net
 
 
