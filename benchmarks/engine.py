@@ -33,7 +33,8 @@ from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.caffe.prototxt import load_prototxt, render_prototxt
 from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.solver import SignalRequests, Solver
+from caffe_recipes.engine.signal_requests import SignalRequests
+from caffe_recipes.engine.solver import Solver
 from caffe_recipes.engine.subcommands import StartPoint, load_test_net, prepare_solver
 from caffe_recipes.engine.transform import Transform, decode_datum, match_caffe_opencv
 

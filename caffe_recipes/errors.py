@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -188,11 +189,30 @@ def hint_for_reason(reason: str, default: str) -> str:
     return next(hints, default)
 
 
+_CPU_FULL = re.compile(r"DefaultCPUAllocator: .*?(\d+) bytes")
+
+
+def is_host_full(error: BaseException) -> bool:
+    """Return whether an error says that this host has no more memory: Python's, or torch's for the CPU.
+
+    >>> is_host_full(MemoryError()), is_host_full(RuntimeError("another"))
+    (True, False)
+    """
+    # torch has a class only for a GPU that is full
+    is_of_torch = type(error) is RuntimeError and _CPU_FULL.search(str(error)) is not None
+    return is_of_torch or isinstance(error, MemoryError)
+
+
 def escaped_error(where: str, error: Exception) -> RunFailed:
     """Turn an unexpected exception into a RunFailed of one line, so that users never see a traceback."""
     if type(error).__name__ == "OutOfMemoryError":  # torch's, for a GPU
         hint = "lower batch_size and raise iter_size, or use another GPU"
         return RunFailed(where, "the GPU's memory is full", hint)
+    if is_host_full(error):
+        asked = _CPU_FULL.search(str(error))
+        more = f": PyTorch needs {int(asked[1]) / 2**30:,.3g} GiB more" if asked else ""
+        hint = "use smaller images or batches, or a host with more memory (see also ulimit -v)"
+        return RunFailed(where, f"the memory of this host is full{more}", hint)
     text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     frame = traceback.extract_tb(error.__traceback__)[-1]
     hint = f"please report it, with the prototxts ({Path(frame.filename).name}, line {frame.lineno})"

@@ -2,12 +2,14 @@
 
 Each bound is far above what real files need. `caffe-recipes --limit NAME=N COMMAND` raises one in LIMITS, and
 so does the variable `CAFFE_RECIPES_LIMITS=NAME=N,NAME=N`, which `caffe-torch` reads too. The others cannot be
-raised. docs/reviewing.md lists all bounds. This module also limits the permissions of new files.
+raised. docs/reviewing.md lists all bounds. This module also limits the permissions of new files, and says how
+much memory there is.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -84,6 +86,13 @@ def raise_limits(texts: Sequence[str]) -> None:
     if texts:
         os.environ[LIMITS_VARIABLE] = ",".join(f"{name}={most}" for name, most in found.items())
     bound_opencv()
+
+
+def host_memory_bytes() -> int:
+    """Return the bytes of memory that this process can have at most on this host."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return there if limit == resource.RLIM_INFINITY else min(there, limit)
 
 
 def close_umask() -> None:

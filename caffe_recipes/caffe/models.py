@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-import re
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,6 @@ from caffe_recipes.caffe.model_folder import (
 from caffe_recipes.caffe.weights import blob_values, load_mean, mean_shape
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files.bounded_reads import load_within
-
-_NUMBERS = re.compile(r"-?[0-9.]+(,-?[0-9.]+)*")
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,9 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
     if not 1e-30 < abs(loose.scale) < 1e30:  # Caffe computes in float32
         raise InputError("--scale", f"{loose.scale:g} leaves nothing of an image", "give e.g. 0.0078125")
     means = _mean_values(loose.mean)
-    if any(abs(mean) > 1e30 for mean in means):
-        what = f"{max(means, key=abs):g} is not a mean of pixels"
-        raise InputError("--mean", what, "give e.g. 104,117,123")
+    for mean in means:
+        if not abs(mean) < 1e30:
+            raise InputError("--mean", f"{mean:g} is not a mean of pixels", "give e.g. 104,117,123")
     transform = pb.TransformationParameter(scale=loose.scale, mean_value=means)
     names = None if loose.names is None else _load_names(loose.names)
     described = ModelDescription("", names, (), describe_transform(transform))
@@ -83,11 +81,12 @@ def _mean_values(mean: str | None) -> Sequence[float]:
     """Return the mean of each channel: as given, or of a mean file."""
     if mean is None:
         return ()
-    if _NUMBERS.fullmatch(mean) and not Path(mean).exists():
+    if not os.path.exists(mean):  # noqa: PTH110 - false for any text, while Path raises
         try:
             return [float(number) for number in mean.split(",")]
         except ValueError:
-            raise InputError("--mean", f"'{mean}' is not a list of numbers", "write 104,117,123") from None
+            what = f"'{mean}' is neither a file that exists nor a list of numbers"
+            raise InputError("--mean", what, "write e.g. 104,117,123") from None
     if mean.endswith(".npy"):
         (channels, *sides), values = _load_npy(Path(mean))
     else:

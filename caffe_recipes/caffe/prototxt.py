@@ -103,6 +103,7 @@ def decode_prototxt(data: bytes, path: str | Path, max_bytes: int = MOST_BYTES) 
     surrogate (`surrogateescape`), which `encode_prototxt` turns back into the byte.
     """
     if len(data) > max_bytes:
+        _refuse_binary(data, path)
         what = f"is over {max_bytes:,} bytes"
         raise PrototxtError(path, what, "if it is a prototxt, raise the limit with --max-bytes")
     try:
@@ -112,9 +113,18 @@ def decode_prototxt(data: bytes, path: str | Path, max_bytes: int = MOST_BYTES) 
     found = find_foreign_byte(text)
     if found is None:
         return text
+    _refuse_binary(data, path)
     line, column = line_column(text, found)
     what = f"byte {ord(text[found]) - 0xDC00:#04x} is not UTF-8"
     raise PrototxtError(f"{path}:{line}:{column}", what, "write UTF-8; only comments may contain other bytes")
+
+
+def _refuse_binary(data: bytes, path: str | Path) -> None:
+    """Raise PrototxtError for the bytes of a model: they hold zeros, and text does not."""
+    if b"\0" in data:
+        what = "is a binary file, such as the weights of a model, and not the text of a prototxt"
+        hint = "give the net or solver; weights go with --weights (deploy: --fold-bn, resuming: -snapshot)"
+        raise PrototxtError(path, what, hint)
 
 
 def encode_prototxt(text: str) -> bytes:

@@ -35,6 +35,7 @@ def classify(words: tuple[str, ...], caffe_root: str, loose: LooseFiles, top: in
     RUN is the name or folder of a finished run, whose model/ is read; FOLDER is such a model/. Images are
     transformed as those of phase TEST were. With --net and --weights, all arguments are images, which are
     resized to the net's input; without --mean and --scale, pixels from 0 to 255 go into it as they are.
+    Images that cannot be read are reported; the others are classified, and the exit code is 2.
     """
     given, images = (None, words) if loose.net else (words[0], words[1:])
     if not images:
@@ -44,17 +45,20 @@ def classify(words: tuple[str, ...], caffe_root: str, loose: LooseFiles, top: in
     from caffe_recipes.engine.predictor import Predictor
 
     predictor = Predictor(model)
-    prepared = [predictor.prepare(Path(image)) for image in images]
-    results = [predictor.rank(one, top) for one in prepared]
+    results, failures = predictor.rank_files(images, top)
     if as_json:
         shown = [
             {
                 "image": image,
                 "classes": [dict(zip(("class", "name", "probability"), row, strict=True)) for row in rows],
             }
-            for image, rows in zip(images, results, strict=True)
+            for image, rows in results
         ]
         click.echo(json.dumps(shown, indent=1))
-        return
-    for image, rows in zip(images, results, strict=True):
-        echo(f"{image}:", *(f"  {row.probability:.4f}  {row.name}" for row in rows))
+    else:
+        for image, rows in results:
+            echo(f"{image}:", *(f"  {row.probability:.4f}  {row.name}" for row in rows))
+    for failure in failures[:-1]:
+        echo(f"Error: {failure}", err=True)
+    if failures:
+        raise failures[-1]

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import click
 
 from caffe_recipes.cli.options import examples
-from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error, hint_for
+from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error, hint_for, is_host_full
 from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
 from caffe_recipes.wording import did_you_mean, one_line
 
@@ -169,8 +169,10 @@ def main() -> None:
         sys.exit(130)
     except CaffeRecipesError as error:
         _fail(str(error), error.exit_code)
-    except RuntimeError as error:
-        if not _lacks_threads(error):
+    except (RuntimeError, MemoryError) as error:
+        if is_host_full(error):
+            _fail(str(escaped_error("", error)), 3)
+        if not isinstance(error, RuntimeError) or not _lacks_threads(error):
             raise
         _fail("cannot start more threads; raise `ulimit -u`, or the job's limit on processes", 3)
     except BrokenPipeError:

@@ -1,12 +1,14 @@
 """The file of an HDF5Output layer: its bottoms of all batches of a test, as datasets `data` and `label`.
 
-Caffe writes one batch, and stops at the next. Source: Intel Caffe, src/caffe/layers/hdf5_output_layer.cpp.
+Caffe writes one batch, and stops at the next. As it does, the layer writes over the file that it wrote
+before; it refuses to write over any other. Source: Intel Caffe, src/caffe/layers/hdf5_output_layer.cpp.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,8 @@ from caffe_recipes.errors import DiskFailed, InputError, hint_for
 from caffe_recipes.files.atomic_writes import check_replaceable, write_whole
 
 _NAMES = ("data", "label")
+_FIELD = "hdf5_output_param.file_name"
+_ADVICE = f"give another {_FIELD}"
 _AXES = 4  # of each dataset; a missing axis has size 1
 
 
@@ -27,7 +31,7 @@ class HDF5Output:
 
     def __init__(self, layer: pb.LayerParameter, shapes: TensorShapes) -> None:
         """Check that the file can be written. Raises InputError."""
-        self._path = Path(layer.hdf5_output_param.file_name)
+        self.layer, self.path = layer, Path(layer.hdf5_output_param.file_name)
         self._batches: list[list[np.ndarray]] | None = None
         if layer.phase == pb.TRAIN:
             what = "is in phase TRAIN, where Caffe stops at the second iteration"
@@ -38,12 +42,12 @@ class HDF5Output:
             raise layer_error(layer, "needs bottoms with the same first dimension")
         import_h5py()
         try:
-            check_replaceable(self._path)
+            check_replaceable(self.path)
         except OSError as error:
             what = f"cannot be written: {error.strerror}"
-            raise InputError(
-                self._path, what, hint_for(error, "correct hdf5_output_param.file_name")
-            ) from None
+            raise InputError(self.path, what, hint_for(error, f"correct {_FIELD}")) from None
+        if self.path.exists() and self.path.stat().st_size and not _is_own(self.path):
+            raise layer_error(layer, f"would write over {self.path}, which no HDF5Output wrote", _ADVICE)
 
     def forward(self, xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         """Keep a batch, if they are collected."""
@@ -64,6 +68,40 @@ class HDF5Output:
             for name, batches in zip(_NAMES, rows, strict=True):
                 file[name] = np.concatenate(batches)
         try:
-            write_whole({self._path: buffer.getvalue()})
+            write_whole({self.path: buffer.getvalue()})
         except OSError as error:
-            raise DiskFailed(self._path, error) from None
+            raise DiskFailed(self.path, error) from None
+
+
+def check_outputs(
+    outputs: Iterable[tuple[str, HDF5Output]], read: Collection[str], snapshot_prefix: str = ""
+) -> None:
+    """Raise InputError if a layer would write over another's file, one of `read`, or a snapshot of this run.
+
+    Each layer comes with the path of its net. Snapshots have the `snapshot_prefix`, if that is given.
+    """
+    inputs = {os.path.realpath(path) for path in read}
+    taken: dict[str, str] = {}
+    for net, output in outputs:
+        path, what = os.path.realpath(output.path), ""
+        if path in inputs:
+            what = f"would write over {output.path}, which this run reads"
+        elif path in taken:
+            what = f"writes to {output.path}, as {taken[path]} does"
+        elif snapshot_prefix and path.startswith(os.path.realpath(f"{snapshot_prefix}_iter_")):
+            what = f"writes to {output.path}, which has the name of a snapshot of this run"
+        error = layer_error(output.layer, what, _ADVICE)
+        if what:
+            raise error.reworded(where=f"{net}: {error.where}")
+        taken[path] = error.where
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether a file has what the layer writes: two datasets, and no group as snapshots have."""
+    h5py = import_h5py()
+    try:
+        with h5py.File(path, "r") as file:
+            kinds = {name: file.get(name, getclass=True) for name in file}
+    except (OSError, RuntimeError, KeyError):
+        return False
+    return kinds == dict.fromkeys(_NAMES, h5py.Dataset)

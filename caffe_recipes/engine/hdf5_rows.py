@@ -5,8 +5,11 @@ Source: Intel Caffe, src/caffe/layers/hdf5_data_layer.cpp.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.hdf5_weights import import_h5py
 from caffe_recipes.errors import DataError
 from caffe_recipes.files.bounded_reads import load_within
+from caffe_recipes.limits import host_memory_bytes
 
 _Values = NDArray[np.float32]
 _ADVICE = "write the file again"
@@ -41,6 +45,11 @@ class HDF5Rows:
         self._current, self._row = 0, rank
         self._open(self._files[0])
         self._tails = [values.shape[1:] for values in self._values]
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The files that the list names."""
+        return self._files
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shape of each top."""
@@ -92,18 +101,33 @@ def _show(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "one number"
 
 
+def _check_memory(path: str, place: str, dataset: Any) -> None:  # noqa: ANN401
+    """Raise DataError for a dataset that this host cannot hold as float32: a small file may declare it."""
+    needed, there = 4 * math.prod(dataset.shape or ()), host_memory_bytes()
+    if needed > there:
+        what = f"{place}needs {needed / 2**30:,.0f} GiB, and this host has {there / 2**30:,.0f}"
+        raise DataError(path, what, "divide it into several files")
+
+
 def _load(path: str, name: str) -> _Values:
     """Return a dataset as float32. Raises DataError for a file or dataset that is missing or damaged."""
-    h5py = import_h5py()
+    h5py, place = import_h5py(), ""
     try:
         with h5py.File(path, "r") as file:
-            if name not in file or not isinstance(file[name], h5py.Dataset):
+            if name not in file and file.get(name, getlink=True) is None:
                 known = ", ".join(f"'{each}'" for each in file)
                 raise DataError(path, f"has no dataset '{name}'", f"it has {known or 'none'}")
-            values: _Values = np.asarray(file[name], np.float32)
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(path, f"cannot be read as HDF5: {reason}", _ADVICE) from None
+            place = f"dataset '{name}' "
+            dataset = file[name]
+            if not isinstance(dataset, h5py.Dataset):
+                raise DataError(path, f"'{name}' is a group, not a dataset", _ADVICE)
+            place = f"dataset '{name}' ({_show(dataset.shape or ())}, {dataset.dtype}) "
+            _check_memory(path, place, dataset)
+            values: _Values = np.asarray(dataset, np.float32)
+    except (OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
+        reason = str(error).partition("\n")[0].strip("'\"")
+        what = f"{place}cannot be read{'' if place else ' as HDF5'}: {reason}"
+        raise DataError(path, what, _ADVICE) from None
     if not values.ndim or not len(values):
         raise DataError(path, f"dataset '{name}' has no rows", _ADVICE)
     return values

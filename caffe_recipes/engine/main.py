@@ -20,7 +20,8 @@ from importlib.util import find_spec
 from caffe_recipes.engine.communication import AgreedFailure, Ranks, join_ranks, rank_and_size
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.settings import load_solver
-from caffe_recipes.engine.solver import SIGNAL_EFFECTS, SignalRequests
+from caffe_recipes.engine.signal_requests import SIGNAL_EFFECTS, SignalRequests
+from caffe_recipes.engine.usage import render_usage
 from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error
 from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
 from caffe_recipes.wording import one_line
@@ -132,52 +133,6 @@ _ONLY = {
 
 REQUIRED_MODULES = ("torch", "numpy", "cv2", "mpi4py")  # imported only after the flags are checked
 
-USAGE = """caffe-torch: run Caffe's prototxts on PyTorch
-
-usage:
-  caffe-torch train -solver FILE [-weights FILE[,FILE] | -snapshot FILE]
-  caffe-torch test -model FILE -weights FILE[,FILE] [-iterations N]
-  caffe-torch predict -model FILE -weights FILE[,FILE] -out FILE.npz
-                      [-source LMDB]
-  caffe-torch time -model FILE [-weights FILE[,FILE]] [-phase TRAIN|TEST]
-                   [-iterations N] [-trace FILE.json]
-  caffe-torch device_query
-  caffe-torch version
-
-  -out FILE.npz          write the input of the last softmax (images x classes)
-                         and the label of every image in the net's TEST LMDB
-  -source LMDB           read this LMDB instead of the net's
-  -trace FILE.json       also write a trace of one pass, for Perfetto or
-                         chrome://tracing
-  -precision P           train in float32 (default), in tf32 on a GPU, or in bf16:
-                         bfloat16 products, float32 weights and statistics
-  -checkpoint-activations
-                         keep fewer blobs for the backward pass, and compute the
-                         others again: less memory, a third more time
-  -sync-bn               take the statistics of a BatchNorm over all ranks, not
-                         over the images of each
-  -new_layers A,B        initialize these layers from their fillers, even if
-                         the weights have them; the weights must have all others
-  -gpu N                 use this GPU; without -gpu, train uses solver_mode
-  -gpu 0,1 | -gpu all    each rank of a host trains on one of these GPUs
-  -level N, -stage A,B   set the net's state for include and exclude rules
-  -sigint_effect, -sighup_effect
-                         snapshot, stop or none (default: SIGINT stops, SIGHUP
-                         takes a snapshot)
-  -logtostderr, -v N, ...
-                         glog's flags are accepted and ignored: the log goes to
-                         stderr
-
-examples:
-  caffe-torch train -solver solver.prototxt
-  mpiexec.hydra -n 2 caffe-torch train -solver solver.prototxt
-  torchrun --standalone --nproc-per-node 2 --no-python \\
-      caffe-torch train -solver solver.prototxt -gpu all
-  caffe-torch train -solver solver.prototxt -snapshot a_iter_20.solverstate
-  caffe-torch test -model net.prototxt -weights a_iter_40.caffemodel
-  caffe-torch time -model net.prototxt -iterations 10
-"""
-
 
 # PyTorch's own variable, read at its first allocation: huge pages where the kernel offers them. Without them,
 # a tensor of 50 MB takes longer to get, page by page, than to compute.
@@ -203,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     if {"-h", "-help", "--help"} & set(words) or not words:
-        print(USAGE, end="", file=sys.stdout if words else sys.stderr)
+        asked = next((word for word in words if word in COMMANDS), "")
+        print(render_usage(asked), end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     close_umask()
     is_rank_0 = rank_and_size(os.environ)[0] == 0
@@ -350,9 +306,9 @@ def _predict(flags: Flags, log: Log) -> None:
         raise InputError("predict", "no model, no weights or no output", hint)
     from caffe_recipes.engine import subcommands  # imports torch
 
-    subcommands.check_output_path(flags.out)
-    device = subcommands.find_device(flags.gpu, "predict", log)
     stages, weights = flags.stage.split(","), flags.weights.split(",")
+    subcommands.check_output_path("out", flags.out, [flags.model, *weights])
+    device = subcommands.find_device(flags.gpu, "predict", log)
     net = subcommands.load_test_net(flags.model, weights, flags.level, stages, log, device, flags.source)
     with closing(net):
         subcommands.predict(net, flags.out, log)
@@ -363,10 +319,10 @@ def _time(flags: Flags, log: Log) -> None:
         raise InputError("time", "no model", "give -model FILE")
     from caffe_recipes.engine import subcommands, timing  # import torch
 
-    device = subcommands.find_device(flags.gpu, "time", log)
     stages, weights = flags.stage.split(","), _names(flags.weights)
     if flags.trace:
-        subcommands.check_output_path(flags.trace)
+        subcommands.check_output_path("trace", flags.trace, [flags.model, *weights])
+    device = subcommands.find_device(flags.gpu, "time", log)
     net = timing.load_timed_net(flags.model, weights, flags.phase, flags.level, stages, log, device)
     with closing(net):
         timing.time_net(net, flags.iterations, device, log)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,8 @@ import torch
 from caffe_recipes.caffe import pb
 from caffe_recipes.engine.calls import Call
 from caffe_recipes.engine.operators.operator import TensorShape, TensorShapes, layer_error
-from caffe_recipes.errors import RunFailed
+from caffe_recipes.errors import RunFailed, is_host_full
+from caffe_recipes.limits import host_memory_bytes
 from caffe_recipes.wording import describe_count
 
 _FLOAT = 4
@@ -70,9 +70,14 @@ def check_blobs(layer: pb.LayerParameter, shapes: TensorShapes) -> None:
 def memory_of(device: str) -> int:
     """Return the bytes of a device that this process can use: of a GPU, those that no other process has."""
     if device == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return host_memory_bytes()
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return free_bytes + torch.cuda.memory_reserved(device)
+
+
+def is_full(error: Exception, device: str) -> bool:
+    """Return whether an error says that the memory of a device is full."""
+    return isinstance(error, torch.OutOfMemoryError) or (device == "cpu" and is_host_full(error))
 
 
 def full_memory(where: str, need: MemoryNeed, device: str, *, keeps_blobs: bool) -> RunFailed:

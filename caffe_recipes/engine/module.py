@@ -12,9 +12,10 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.caffe.weights import load_weights
-from caffe_recipes.engine.calls import Call, LayerNode
+from caffe_recipes.engine.calls import Call
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
+from caffe_recipes.engine.nodes import LayerNode
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.operators.operator import TensorShape
 from caffe_recipes.engine.settings import load_net

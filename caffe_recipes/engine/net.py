@@ -21,23 +21,17 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import unsupported_names
 from caffe_recipes.caffe.dialects.schema import foreign_values
-from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
+from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layer_types.normalization import unlearned_blobs
 from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes
-from caffe_recipes.engine.calls import (
-    Call,
-    LayerNode,
-    Segment,
-    divide_calls,
-    label_error,
-    list_calls,
-    needs_float32,
-)
+from caffe_recipes.engine.calls import Call, Segment, divide_calls, list_calls, needs_float32
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
-from caffe_recipes.engine.memory import check_blobs, estimate_need, full_memory
-from caffe_recipes.engine.operators import OPERATORS
+from caffe_recipes.engine.gradient_paths import check_backward, find_overwritten
+from caffe_recipes.engine.memory import check_blobs, estimate_need, full_memory, is_full
+from caffe_recipes.engine.nodes import LayerNode, label_error
+from caffe_recipes.engine.operators import OPERATORS, STATEFUL
 from caffe_recipes.engine.operators.data import (
     OUTPUTS,
     SOURCES,
@@ -175,9 +169,9 @@ class RunnableNet:
             except InputError as error:
                 raise layer_error(layer, error.without_hint, error.hint) from None
         self._find_outputs()
-        self._find_overwritten()
+        self._overwritten = find_overwritten(self.nodes)
         if state.phase == pb.TRAIN:
-            self._check_backward()
+            check_backward(self.nodes)
         self._list_calls()
         self._forwards[tuple(self._shapes)] = [node.forward for node in self.nodes]
         self._log.info("net.cpp:491", "Network initialization done.")
@@ -191,43 +185,6 @@ class RunnableNet:
             if index not in used:
                 self._log.info("net.cpp:451", f"This network produces output {name}")
                 self.outputs.append(Output(name, index, weights.get(index, 0.0)))
-
-    def _find_overwritten(self) -> None:
-        """Find the losses that also get a gradient from a later layer."""
-        under_loss: set[int] = set()
-        for node in reversed(self.nodes):
-            for index, weight in node.weighted:
-                if index in under_loss:
-                    self._overwritten[index] = OverwrittenLoss(weight)
-            if node.weighted or not under_loss.isdisjoint(node.tops):
-                detached = node.detached or [False] * len(node.bottoms)
-                under_loss |= {
-                    index
-                    for index, is_detached in zip(node.bottoms, detached, strict=True)
-                    if not is_detached
-                }
-
-    def _check_backward(self) -> None:
-        """Raise InputError if a gradient must pass through a layer that has no backward pass."""
-        needed: set[int] = set()
-        backward: list[tuple[LayerNode, list[bool]]] = []
-        for node in self.nodes:
-            reached = [index in needed for index in node.bottoms]
-            count = len(node.learned)
-            rates = [spec.lr_mult for spec in node.param.param[:count]]
-            if any(reached) or any(rates) or len(rates) < count:
-                needed.update(node.tops)
-                backward.append((node, list(node.param.propagate_down) or reached))
-        under_loss: set[int] = set()
-        for node, goes_down in reversed(backward):
-            if not node.weighted and under_loss.isdisjoint(node.tops):
-                continue
-            closed = [b for b in bottoms_without_backward(node.param) if goes_down[b]]
-            if closed:
-                # Name the bottom by index: its name may be a Split layer's, which the user did not write.
-                what = f"has no backward pass to bottom[{closed[0]}], but the loss needs its gradient"
-                raise layer_error(node.param, what, "write propagate_down: false for this bottom")
-            under_loss |= {index for index, is_down in zip(node.bottoms, goes_down, strict=True) if is_down}
 
     def _add_layer(self, layer: pb.LayerParameter, shapes: TensorShapes) -> None:
         check_blobs(layer, shapes)
@@ -463,7 +420,7 @@ class RunnableNet:
 
     def explain(self, where: str, error: Exception) -> RunFailed:
         """Return an error of PyTorch as one line."""
-        if isinstance(error, torch.OutOfMemoryError):
+        if is_full(error, self._context.device):
             weights = sum(param.tensor.numel() for param in self.params)
             need = estimate_need(self.calls, self._shapes, weights)
             keeps_blobs = torch.is_grad_enabled() and not self._context.recomputes
@@ -525,7 +482,7 @@ class RunnableNet:
         key = tuple(self._shapes)
         if key not in self._forwards:
             self._forwards[key] = [
-                node.forward if node.source or node.output else self._set_up(node.param, shapes)
+                node.forward if _keeps_state(node) else self._set_up(node.param, shapes)
                 for node, shapes in zip(self.nodes, found, strict=True)
             ]
         for node, forward in zip(self.nodes, self._forwards[key], strict=True):
@@ -589,3 +546,8 @@ class RunnableNet:
         for node in self.nodes:
             if node.source is not None:
                 node.source.close()
+
+
+def _keeps_state(node: LayerNode) -> bool:
+    """Return whether a layer keeps something from pass to pass, and so is set up once for all sizes."""
+    return bool(node.source or node.output) or node.param.type in STATEFUL

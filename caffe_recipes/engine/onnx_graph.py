@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from caffe_recipes.caffe.layer_types import type_of
-from caffe_recipes.engine.calls import LayerNode
 from caffe_recipes.engine.module import CaffeModule
+from caffe_recipes.engine.nodes import LayerNode
 from caffe_recipes.engine.onnx_operators import CONVERTERS
 from caffe_recipes.engine.onnx_operators.converter import NotExportedError, OnnxGraph, Site
 from caffe_recipes.engine.operators.operator import TensorShape, TensorShapes

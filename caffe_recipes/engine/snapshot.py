@@ -35,15 +35,19 @@ def snapshot_name(prefix: str, iteration: int, suffix: str) -> str:
     return f"{prefix}_iter_{iteration}{suffix}"
 
 
-def check_prefix(prefix: str) -> None:
-    """Raise InputError if no snapshot can be written with `prefix`. Called before training starts."""
-    folder = Path(prefix).parent
+def check_prefix(prefix: str, last: int) -> None:
+    """Raise InputError if no snapshot can be written with `prefix`, up to iteration `last`.
+
+    Called before training starts.
+    """
+    longest = Path(snapshot_name(prefix, last, ".solverstate.h5"))
+    folder = longest.parent
     if not folder.is_dir():
         raise InputError(f"snapshot_prefix '{prefix}'", f"the folder {folder} does not exist", "create it")
     if not os.access(folder, os.W_OK):
         raise InputError(f"snapshot_prefix '{prefix}'", f"cannot write to {folder}", "check its permissions")
     try:
-        check_replaceable(Path(snapshot_name(prefix, 0, ".caffemodel")))
+        check_replaceable(longest)
     except OSError as error:
         what = f"cannot write snapshots there: {error.strerror}"
         hint = hint_for(error, "check its folder")

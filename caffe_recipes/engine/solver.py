@@ -1,18 +1,15 @@
 """The training loop, in Caffe's order of testing, displaying, updating and snapshotting.
 
-This module also computes learning rates, averages gradients over the ranks during the backward pass, and
-handles the signals that ask for a stop or a snapshot.
+This module also computes learning rates, and averages gradients over the ranks during the backward pass.
 """
 
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import FrameType
 
 import torch
 from torch import Tensor
@@ -21,50 +18,17 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import float32, lr_at, stepped_lr, steps_at
 from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.caffe.text.writer import FLOAT_MAX
-from caffe_recipes.engine.calls import start_outputs, write_outputs
 from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log, format_number
+from caffe_recipes.engine.memory import is_full
 from caffe_recipes.engine.net import Output, RunnableNet
+from caffe_recipes.engine.nodes import start_outputs, write_outputs
 from caffe_recipes.engine.operators.loss import Diverged
+from caffe_recipes.engine.signal_requests import SignalRequests
 from caffe_recipes.engine.snapshot import save_snapshot
 from caffe_recipes.engine.updates import ParamGroup, update
 from caffe_recipes.errors import CaffeRecipesError, RunFailed, WeightsError
 from caffe_recipes.wording import describe_names, plural
-
-SIGNAL_EFFECTS = ("snapshot", "stop", "none")
-
-
-@dataclass
-class SignalRequests:
-    """Stop and snapshot requests made by signals, pending until the end of the iteration."""
-
-    stop: bool = False
-    snapshot: bool = False
-
-    def listen(self, sigint_effect: str, sighup_effect: str) -> None:
-        """Install handlers that turn SIGINT and SIGHUP into requests. SIGTERM still ends the process."""
-        for number, effect in ((signal.SIGINT, sigint_effect), (signal.SIGHUP, sighup_effect)):
-            signal.signal(number, self._handler(effect))
-
-    def drain(self) -> SignalRequests:
-        """Return the pending requests and clear them."""
-        taken = SignalRequests(self.stop, self.snapshot)
-        # Write only what was requested: a signal may arrive between any two instructions, and would be lost.
-        if taken.stop:
-            self.stop = False
-        if taken.snapshot:
-            self.snapshot = False
-        return taken
-
-    def __or__(self, other: SignalRequests) -> SignalRequests:
-        return SignalRequests(self.stop or other.stop, self.snapshot or other.snapshot)
-
-    def _handler(self, effect: str) -> Callable[[int, FrameType | None], None]:
-        def request(number: int, frame: FrameType | None) -> None:
-            self.stop |= effect == "stop"
-            self.snapshot |= effect == "snapshot"
-
-        return request
 
 
 class RateSchedule:
@@ -354,7 +318,7 @@ class Solver:
             raise
         except Exception as error:
             # Another pass would fail elsewhere without memory, and with shared statistics wait for others.
-            is_last = isinstance(error, torch.OutOfMemoryError) or self.net.is_synchronised
+            is_last = is_full(error, loss.device.type) or self.net.is_synchronised
             where = f"{self.net.path}: {self.net.pass_name}" if is_last else self.net.find_failing_layer()
             raise self.net.explain(where, error) from error
 

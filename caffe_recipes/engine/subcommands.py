@@ -25,16 +25,18 @@ from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.rates import float32
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
-from caffe_recipes.engine.calls import LayerNode, start_outputs, write_outputs
 from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_host
 from caffe_recipes.engine.folded_calls import fold_calls
 from caffe_recipes.engine.glog import Log, format_number
+from caffe_recipes.engine.hdf5_output import check_outputs
 from caffe_recipes.engine.net import RunnableNet
+from caffe_recipes.engine.nodes import LayerNode, start_outputs, write_outputs
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.operators.operator import BatchStatistics, layer_error
 from caffe_recipes.engine.settings import load_net, test_nets, train_net
+from caffe_recipes.engine.signal_requests import SignalRequests
 from caffe_recipes.engine.snapshot import check_complete, check_prefix, copy_history, copy_weights
-from caffe_recipes.engine.solver import SignalRequests, Solver, format_output
+from caffe_recipes.engine.solver import Solver, format_output
 from caffe_recipes.engine.supported import check_supported
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import DataError, DiskFailed, InputError, RunFailed, hint_for
@@ -139,7 +141,7 @@ def prepare_solver(
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     log.info("solver.cpp:107", "Initializing solver from parameters: \n" + _text(param))
     if param.snapshot or param.snapshot_after_train:
-        check_prefix(param.snapshot_prefix)
+        check_prefix(param.snapshot_prefix, param.max_iter)
     seed = param.random_seed if param.random_seed >= 0 else ranks.entropy
     generator = torch.Generator().manual_seed(seed)
     rank_seed = (seed * ranks.size + ranks.rank) % 2**62
@@ -162,10 +164,19 @@ def prepare_solver(
         log.info("solver.cpp:249", f"Creating test net (#{index}) specified by net file: {source}")
         context = replace(context, shuffle_seed=seed + index + 1, augment_seed=rank_seed + index + 1)
         tests.append(RunnableNet(message, source, context, generator, net))
+    _check_outputs([net, *tests], param.snapshot_prefix)
     log.info("solver.cpp:121", "Solver scaffolding done.")
     solver = Solver(param, net, groups, tests, ranks, requests, log)
     _load_start(solver, start, log)
     return solver
+
+
+def _check_outputs(nets: Sequence[RunnableNet], snapshot_prefix: str = "") -> None:
+    """Raise InputError if an HDF5Output of these nets would write over what they read or write."""
+    sources = [node.source for net in nets for node in net.nodes if node.source is not None]
+    read = [file for source in sources for file in source.files]
+    outputs = [(net.path, node.output) for net in nets for node in net.nodes if node.output is not None]
+    check_outputs(outputs, read, snapshot_prefix)
 
 
 def _choose_statistics(
@@ -258,6 +269,7 @@ def load_test_net(
     param.state.stage.extend(stages)
     context = DataContext(0, 1, 0, 0, log, device)
     net = RunnableNet(param, model, context, torch.Generator().manual_seed(0))
+    _check_outputs([net])
     layers_by_file = {path: copy_weights(net, load_weights(path), path, log) for path in weights}
     check_complete(net, layers_by_file, "give the weights of this net")
     moved = {id(param.tensor): _channels_last(param.tensor) for param in net.params}
@@ -298,8 +310,11 @@ def test(net: RunnableNet, iterations: int, log: Log) -> None:
 _SOFTMAX = ("SoftmaxWithLoss", "Softmax")
 
 
-def check_output_path(out: str) -> None:
-    """Raise InputError if the file of an option cannot be written. Called before anything is computed."""
+def check_output_path(option: str, out: str, inputs: Sequence[str]) -> None:
+    """Raise InputError if the file of an option cannot be written, or is an input of the command.
+
+    Called before anything is computed.
+    """
     folder = Path(out).parent
     if Path(out).is_dir():
         raise InputError(out, "is a folder", "give the path of a file")
@@ -310,8 +325,10 @@ def check_output_path(out: str) -> None:
     try:
         check_replaceable(Path(out))
     except OSError as error:
-        hint = hint_for(error, "give another file with -out")
+        hint = hint_for(error, f"give another file with -{option}")
         raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
+    if Path(out).exists() and any(Path(path).exists() and Path(out).samefile(path) for path in inputs):
+        raise InputError(out, "is an input of this command", f"give another file with -{option}")
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ after it is one line.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections import defaultdict
@@ -20,9 +21,9 @@ from torch.profiler import profile, record_function
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import load_weights
-from caffe_recipes.engine.calls import LayerNode
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import RunnableNet
+from caffe_recipes.engine.nodes import LayerNode
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.settings import load_net
 from caffe_recipes.engine.snapshot import copy_weights
@@ -155,6 +156,7 @@ def time_net(net: TimedNet, iterations: int, device: str, log: Log) -> None:
 
 def trace_net(net: TimedNet, out: str, log: Log) -> None:
     """Write a trace of one pass, which Perfetto and Chrome's tracing page read."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would report its start and end on stderr
     with profile() as trace:
         _go_back(net.forward())
     with tempfile.TemporaryDirectory() as folder:

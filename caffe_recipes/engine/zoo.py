@@ -30,7 +30,8 @@ from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import SOURCES, DataContext
 from caffe_recipes.engine.settings import load_net, runnable_net
-from caffe_recipes.engine.solver import SignalRequests, Solver
+from caffe_recipes.engine.signal_requests import SignalRequests
+from caffe_recipes.engine.solver import Solver
 from caffe_recipes.engine.supported import check_supported
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed

@@ -12,6 +12,7 @@ import secrets
 import stat
 from collections.abc import Container, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from caffe_recipes.trust import (
@@ -67,6 +68,7 @@ def check_replaceable(path: Path) -> None:
     """Raise OSError, which names the path, if write_whole would; call it before long work."""
     with naming(path), open_place(path, writes=True) as place:
         _look(place)
+        _look(replace(place, name=name_beside(Path(place.name)).name))  # the longer name may be too long
         if not os.access(f"/proc/self/fd/{place.folder.number}", os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 

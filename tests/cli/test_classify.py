@@ -42,6 +42,22 @@ def test_a_file_that_is_not_an_image_and_a_folder_without_a_model_are_one_line(t
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_images_that_can_be_read_are_classified_though_others_cannot(tmp_path: Path, as_json: bool) -> None:
+    make_model(tmp_path)
+    (tmp_path / "x.png").write_text("no")
+    for name in ("a.png", "b.png"):
+        cv2.imwrite(str(tmp_path / name), np.zeros((4, 4, 3), np.uint8))
+    words = ("classify", ".", "a.png", "x.png", "none.png", "b.png", *["--json"] * as_json)
+    done = call_main(*words, cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    shown = [one["image"] for one in json.loads(done.stdout)] if as_json else [lines[0], lines[6]]
+    assert shown == (["a.png", "b.png"] if as_json else ["a.png:", "b.png:"])
+    wrong, missing = done.stderr.splitlines()
+    assert wrong.startswith("Error: x.png: is not an image") and missing.startswith("Error: none.png: cannot")
+    assert done.returncode == 2
+
+
 def test_of_a_truncated_image_only_our_line_is_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

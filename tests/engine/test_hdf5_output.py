@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.hdf5_weights import render_weights
+from caffe_recipes.caffe.weights import save_message
 from caffe_recipes.engine.communication import Ranks
+from caffe_recipes.engine.hdf5_output import HDF5Output, check_outputs
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.data import DataContext
-from caffe_recipes.engine.solver import SignalRequests, Solver
+from caffe_recipes.engine.signal_requests import SignalRequests
+from caffe_recipes.engine.solver import Solver
 from caffe_recipes.engine.subcommands import test as run_test
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import InputError
+from tests.engine.conftest import Run
 from tests.engine.operators.test_data import QUIET, make_net
 
 h5py = pytest.importorskip("h5py")
@@ -96,6 +102,59 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(
     with pytest.raises(InputError, match=what):
         make(bottoms, phase, out)
     assert not Path("out.h5").exists()
+
+
+def layer_of(net: RunnableNet) -> tuple[str, HDF5Output]:
+    return "net", next(node.output for node in net.nodes if node.output is not None)
+
+
+def write_text(path: Path) -> None:
+    path.write_text("text")
+
+
+def write_weights(path: Path) -> None:
+    path.write_bytes(render_weights([("ip", [pb.BlobProto(shape=pb.BlobShape(dim=[1]), data=[1.0])])]))
+
+
+@pytest.mark.parametrize("write", [write_text, write_weights])
+def test_a_file_that_no_such_layer_wrote_stays(rows: np.ndarray, write: Callable[[Path], None]) -> None:
+    write(Path("out.h5"))
+    before = Path("out.h5").read_bytes()
+    with pytest.raises(InputError, match=r"layer 'o' .*would write over out\.h5, which no HDF5Output wrote"):
+        make()
+    assert Path("out.h5").read_bytes() == before
+
+
+def test_what_a_run_reads_or_another_layer_or_a_snapshot_writes_is_no_output(rows: np.ndarray) -> None:
+    run_test(make(), 1, QUIET)
+    Path("link.h5").symlink_to("out.h5")
+    output, other = layer_of(make(out="link.h5")), layer_of(make())
+    for outputs, read, prefix, what in (
+        ([output], ["a.h5", "./out.h5"], "", r"link\.h5, which this run reads"),
+        ([output, other], [], "", r"writes to out\.h5, as layer 'o' \(HDF5Output\) does"),
+    ):
+        with pytest.raises(InputError, match=what):
+            check_outputs(outputs, read, prefix)
+    named = layer_of(make(out="s_iter_2.caffemodel.h5"))
+    with pytest.raises(InputError, match="has the name of a snapshot of this run"):
+        check_outputs([named], [], "./s")
+    check_outputs([output, named], ["a.h5"], "out")
+
+
+def test_a_test_refuses_to_write_over_its_own_rows(rows: np.ndarray, run: Run) -> None:
+    run_test(make(), 3, QUIET)
+    Path("list").write_text("out.h5\n")
+    Path("net.prototxt").write_text(
+        'layer { name: "d" type: "HDF5Data" top: "data" top: "label" '
+        'hdf5_data_param { source: "list" batch_size: 2 } }'
+        'layer { name: "o" type: "HDF5Output" bottom: "data" bottom: "label" '
+        'hdf5_output_param { file_name: "out.h5" } }'
+    )
+    before = Path("out.h5").read_bytes()
+    save_message(pb.NetParameter(name="n"), "w.caffemodel")
+    code, text = run("test", "-model", "net.prototxt", "-weights", "w.caffemodel")
+    assert (code, Path("out.h5").read_bytes()) == (2, before)
+    assert "net.prototxt: layer 'o' (HDF5Output): would write over out.h5, which this run reads" in text
 
 
 def test_each_test_of_a_training_replaces_the_file(rows: np.ndarray) -> None:

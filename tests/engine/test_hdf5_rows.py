@@ -57,7 +57,10 @@ def test_shuffled_rows_are_all_read_once_in_a_pass(layer: pb.LayerParameter) -> 
     [
         ({"label": np.zeros(7)}, "has datasets of different lengths: 'data' has 3 rows, 'label' has 7 rows"),
         ({"label": np.zeros(())}, "dataset 'label' has no rows"),
-        ({"label": "text"}, "cannot be read as HDF5"),
+        ({"label": "text"}, r"a\.h5: dataset 'label' \(one number, object\) cannot be read"),
+        ({"label": h5py.ExternalLink("files.txt", "/x")}, r"a\.h5: dataset 'label' cannot be read"),
+        ({"label": h5py.ExternalLink("absent.h5", "/x")}, r"a\.h5: dataset 'label' cannot be read"),
+        ({"label": h5py.SoftLink("/absent")}, r"a\.h5: dataset 'label' cannot be read"),
     ],
 )
 def test_a_bad_dataset_is_named(

@@ -154,6 +154,8 @@ def test_bad_arguments_exit_2_with_one_line(case: Path, run: Run, words: tuple[s
         ('net: "net.prototxt"', "", "specifies 0 train nets"),
         ('net: "net.prototxt"', 'net: "none.prototxt"', "none.prototxt"),
         ('snapshot_prefix: "run"', 'snapshot_prefix: "no/run"', "the folder no does not exist"),
+        ('snapshot_prefix: "run"', 'snapshot_prefix: "no/"', "the folder no does not exist"),
+        ('snapshot_prefix: "run"', f'snapshot_prefix: "{"a" * 225}"', "File name too long"),
         ('snapshot_prefix: "run"', "", "snapshot_prefix is missing"),
     ],
 )
@@ -485,6 +487,19 @@ def test_the_program_ends_with_its_code_and_all_it_printed(words: tuple[str, ...
 def test_help_and_version_exit_0(run: Run) -> None:
     assert run("--help")[0] == 0
     assert run("version")[0] == 0
+
+
+def test_flags_are_checked_before_torch_is_imported() -> None:
+    code = "import sys, caffe_recipes.engine.main; sys.exit(bool({'torch', 'numpy'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_output_of_a_command_is_not_one_of_its_inputs(case: Path, run: Run) -> None:
+    before = Path("net.prototxt").read_bytes()
+    words = ("-model", "net.prototxt", "-weights", "net.prototxt", "-out", "./net.prototxt")
+    code, log = run("predict", *words)
+    assert (code, Path("net.prototxt").read_bytes()) == (2, before)
+    assert only_line(log).endswith("net.prototxt: is an input of this command; give another file with -out")
 
 
 @pytest.mark.parametrize("missing", ["torch", "mpi4py"])

@@ -240,15 +240,11 @@ def test_two_layers_of_one_name_that_learn_nothing_run() -> None:
 def test_blobs_that_the_hosts_memory_cannot_hold_are_refused_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "caffe_recipes.engine.memory.os.sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 79}.get
-    )
+    monkeypatch.setattr("caffe_recipes.limits.os.sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 79}.get)
     text = dummy("data", 4, 5)
     with pytest.raises(InputError, match=r"layer 'data' \(DummyData\): needs 0 GiB for its blobs"):
         make(text)
-    monkeypatch.setattr(
-        "caffe_recipes.engine.memory.os.sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 80}.get
-    )
+    monkeypatch.setattr("caffe_recipes.limits.os.sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 80}.get)
     make(text)
 
 

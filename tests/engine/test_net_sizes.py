@@ -11,6 +11,7 @@ import torch
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.engine.module import build_module
+from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.errors import DataError, InputError
 from tests.engine.operators.test_data import make_net
 
@@ -95,3 +96,24 @@ def test_a_module_with_a_filter_takes_any_selection() -> None:
     module = build_module(parse_prototxt(text, pb.NetParameter), weights, "net", "weights")
     for keep in KEEP:
         assert module(torch.ones(4, 2, 3), torch.tensor(keep)).shape == (sum(keep), 3, 1)
+
+
+def test_a_recurrent_layer_goes_on_where_only_other_layers_get_batches_of_another_size(source: str) -> None:
+    recurrent = (
+        'layer { name: "cont" type: "DummyData" top: "cont" dummy_data_param { shape { dim: 4 dim: 2 } '
+        "data_filler { value: 1 } } }"
+        'layer { name: "rnn" type: "RNN" bottom: "x" bottom: "cont" top: "rnn" recurrent_param '
+        '{ num_output: 2 weight_filler { type: "uniform" min: -1 max: 1 } } }'
+    )
+    layers = source + recurrent + 'layer { name: "out" type: "Split" bottom: "rnn" top: "out" }'
+    alone, beside = make_net(layers), make_net(layers + FILTER + SCORES)
+    for blob, other in zip(beside.blobs()["rnn"], alone.blobs()["rnn"], strict=True):
+        blob.copy_(other)
+
+    def run(net: RunnableNet) -> torch.Tensor:
+        net.keeps_blobs = True
+        net.forward()
+        return net.value(next(node.tops[0] for node in net.nodes if node.param.name == "rnn"))
+
+    for _ in KEEP:
+        assert torch.equal(run(beside), run(alone))

@@ -411,6 +411,24 @@ def test_a_recurrent_layer_goes_on_from_its_last_batch_unless_a_sequence_starts(
     np.testing.assert_allclose(again, whole[:2], rtol=1e-9)
 
 
+def test_a_recurrent_layer_keeps_its_states_through_batches_of_other_sizes_as_caffes_blobs_do() -> None:
+    blobs = [torch.from_numpy(noise(*s)) for s in [(2, 3), (2,), (2, 2), (2, 2), (2,)]]
+    forward, _ = set_up('type: "RNN" recurrent_param { num_output: 2 }', (2, 2, 3), (2, 2))
+
+    def run(*streams: int) -> np.ndarray:
+        x = torch.from_numpy(noise(2, 4, 3)[:, list(streams)])
+        return forward([x, torch.ones(2, len(streams), dtype=torch.float64)], blobs)[0].numpy()
+
+    alone = [
+        rnn(np.tile(noise(2, 4, 3)[:, [s]], (3, 1, 1)), np.ones((6, 1)), *(b.numpy() for b in blobs))
+        for s in range(4)
+    ]
+    np.testing.assert_allclose(run(0, 1), np.concatenate([alone[0][:2], alone[1][:2]], 1), rtol=1e-9)
+    np.testing.assert_allclose(run(0), alone[0][2:4], rtol=1e-9)  # the first of two goes on
+    np.testing.assert_allclose(run(0, 1), np.concatenate([alone[0][4:], alone[1][2:4]], 1), rtol=1e-9)
+    np.testing.assert_allclose(run(0, 1, 2), np.concatenate([a[:2] for a in alone[:3]], 1), rtol=1e-9)
+
+
 def test_spatial_dropout_drops_whole_channels() -> None:
     forward, _ = set_up('type: "SpatialDropout" dropout_param { dropout_ratio: 0.5 }', (8, 8, 3, 5))
     (y,) = forward([torch.ones(8, 8, 3, 5)], [])

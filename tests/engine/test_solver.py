@@ -6,18 +6,26 @@ import re
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import load_weights
+from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.operators.data import RecordReader
-from caffe_recipes.engine.solver import RateSchedule, SignalRequests, SmoothedLoss
+from caffe_recipes.engine.settings import load_solver
+from caffe_recipes.engine.signal_requests import SignalRequests
+from caffe_recipes.engine.solver import RateSchedule, SmoothedLoss
+from caffe_recipes.engine.subcommands import StartPoint, prepare_solver
+from caffe_recipes.errors import RunFailed
 from tests.engine.conftest import needs_gpu
+from tests.engine.operators.test_data import QUIET
 
 Run = Callable[..., tuple[int, str]]
 Change = Callable[..., None]
@@ -42,17 +50,44 @@ def weights(path: Path) -> np.ndarray:
 ALL = ("batch_size: 4", "batch_size: 10")  # every iteration sees the whole LMDB
 
 
-def test_a_signal_that_arrives_while_requests_are_drained_is_not_lost() -> None:
-    class Watched(SignalRequests):
-        """Fails where a request would be overwritten that came after the one that was read."""
+@pytest.mark.parametrize(
+    ("error", "is_looked_for"),
+    [
+        (torch.OutOfMemoryError("full"), False),
+        (
+            RuntimeError("DefaultCPUAllocator: no memory: you tried to allocate 4096 bytes."),
+            False,
+        ),
+        (MemoryError(), False),
+        (ValueError("other"), True),
+    ],
+)
+def test_no_second_pass_looks_for_the_layer_that_found_the_memory_full(
+    case: Path, error: Exception, is_looked_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    param = load_solver("solver.prototxt", 0, [])
+    solver = prepare_solver(param, "solver.prototxt", StartPoint(), Ranks(), SignalRequests(), QUIET, "cpu")
+    looked_for: list[bool] = []
 
-        def __setattr__(self, name: str, value: bool) -> None:
-            assert value or getattr(self, name, True), f"{name} is written though it was not requested"
-            super().__setattr__(name, value)
+    def look() -> str:
+        looked_for.append(True)
+        return "layer 'ip'"
 
-    requests = Watched(stop=True, snapshot=True)
-    assert requests.drain() == SignalRequests(stop=True, snapshot=True)
-    assert requests.drain() == SignalRequests()
+    class Loss:
+        """A loss whose backward pass fails."""
+
+        device = torch.device("cuda" if isinstance(error, torch.OutOfMemoryError) else "cpu")
+
+        def backward(self) -> None:
+            raise error
+
+    monkeypatch.setattr(solver.net, "find_failing_layer", look)
+    solver.net.pass_name = "iteration 7"
+    with closing(solver), pytest.raises(RunFailed) as caught:
+        solver._backward(Loss())  # type: ignore[arg-type]
+    assert bool(looked_for) == is_looked_for
+    assert caught.value.where == ("layer 'ip'" if is_looked_for else "net.prototxt: iteration 7")
+    assert ("memory" in caught.value.what) != is_looked_for
 
 
 def test_display_and_snapshot_come_at_their_iterations(case: Path, run: Run, change: Change) -> None:

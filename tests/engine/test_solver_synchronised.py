@@ -11,7 +11,8 @@ from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.engine.communication import AgreedFailure, Ranks
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.operators.operator import BatchStatistics
-from caffe_recipes.engine.solver import SignalRequests, Solver
+from caffe_recipes.engine.signal_requests import SignalRequests
+from caffe_recipes.engine.solver import Solver
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import CaffeRecipesError
 from tests.engine.operators.test_data import QUIET, make_net

@@ -9,7 +9,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.engine.communication import Ranks
-from caffe_recipes.engine.solver import SignalRequests
+from caffe_recipes.engine.signal_requests import SignalRequests
 from caffe_recipes.engine.subcommands import StartPoint, TrainingOptions, prepare_solver
 from caffe_recipes.errors import InputError
 from tests.engine.operators.test_data import QUIET

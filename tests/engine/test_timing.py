@@ -71,7 +71,11 @@ def test_a_trace_names_the_layers(net: Path, capfd: pytest.CaptureFixture[str]) 
     assert main(["time", "-model", str(net), "-iterations", "1", "-trace", str(out)]) == 0
     names = {event.get("name") for event in json.loads(out.read_text())["traceEvents"]}
     assert {"conv", "relu", "fc", "loss"} <= names
+    assert not [line for line in capfd.readouterr().err.splitlines() if "profiler_st" in line]
     assert sorted(path.name for path in net.parent.iterdir()) == ["net.prototxt", "trace.json"]
+
+
+LONG = "a" * 250
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,7 @@ def test_a_trace_names_the_layers(net: Path, capfd: pytest.CaptureFixture[str]) 
         ((), "time: no model; give -model FILE"),
         (("-phase", "X"), "-phase 'X' is unknown; give TRAIN or TEST"),
         (("-trace", "missing/t.json"), "missing/t.json: the folder missing does not exist; create it"),
+        (("-trace", LONG), f"{LONG}: cannot be written: File name too long; give another file with -trace"),
     ],
 )
 def test_bad_flags_are_one_line(

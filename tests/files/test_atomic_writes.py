@@ -65,6 +65,9 @@ def test_unwritable_files_are_found_before_writing(tmp_path: Path) -> None:
         check_replaceable(tmp_path)
     with pytest.raises(FileNotFoundError):
         check_replaceable(tmp_path / "none" / "new")
+    for write in (lambda path: write_whole({path: b"new"}), check_replaceable):
+        with pytest.raises(OSError, match="File name too long"):  # that of the file which replaces it
+            write(tmp_path / ("a" * 250))
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 

@@ -67,13 +67,16 @@ def is_frozen(layer: pb.LayerParameter) -> bool:
     return getattr(getattr(layer, "bn_param", None), "frozen", "") == "true"
 
 
-def unlearned_blobs(layer: pb.LayerParameter) -> Sequence[int]:
-    """Return the indexes of the blobs of a layer that no gradient changes."""
+def statistic_blobs(layer: pb.LayerParameter) -> Sequence[int]:
+    """Return the indexes of the blobs that hold running statistics, which no gradient changes."""
     if layer.type == "BatchNorm":
         return range(5)
-    if layer.type == "BN" and has_averages(layer):
-        return range(4) if is_frozen(layer) else (2, 3)
-    return ()
+    return (2, 3) if layer.type == "BN" and has_averages(layer) else ()
+
+
+def unlearned_blobs(layer: pb.LayerParameter) -> Sequence[int]:
+    """Return the indexes of the blobs of a layer that no gradient changes."""
+    return range(4) if layer.type == "BN" and is_frozen(layer) else statistic_blobs(layer)
 
 
 def bn_mode(layer: pb.LayerParameter) -> str:

@@ -62,6 +62,8 @@ def record_order(count: int, rank: int, ranks: int, shuffle: int | None) -> Iter
 # Decoded images are cached up to this total size, so that small data sets are decoded only once.
 _CACHE_BYTES = 256 * 2**20
 
+_TRANSFORM_HINT = "correct transform_param in the prototxt, or use images that fit it"
+
 
 @dataclass(frozen=True)
 class DataContext:
@@ -85,10 +87,11 @@ class DataContext:
 
 @dataclass
 class InputLayer:
-    """A layer without bottoms. `keys` are those of the records in its last batch."""
+    """A layer without bottoms. `keys` are those of the records in its last batch; `files` are HDF5."""
 
     forward: Forward
     where: str = ""
+    files: Sequence[str] = ()
     keys: list[str] = field(default_factory=list)
     close: Callable[[], None] = lambda: None
 
@@ -187,7 +190,7 @@ class RecordReader:
             try:
                 images.append(self._transform.apply(pixels, self._random))
             except ValueError as error:
-                raise self._record_error(record, str(error)) from None
+                raise self._record_error(record, str(error), _TRANSFORM_HINT) from None
             labels.append(label)
             if images[-1].shape != images[0].shape:
                 what = f"is {format_size(images[-1])}, but the first of its batch is {format_size(images[0])}"
@@ -197,7 +200,7 @@ class RecordReader:
         try:
             values = self._transform.normalise(images)
         except ValueError as error:
-            raise self._record_error(records[0], str(error)) from None
+            raise self._record_error(records[0], str(error), _TRANSFORM_HINT) from None
         keys = [self._datums.keys[record].decode(errors="replace") for record in records]
         batch = torch.from_numpy(values)
         if self._is_pinned:
@@ -233,7 +236,7 @@ class RecordReader:
         try:
             made = format_size(self._transform.apply(pixels, Random(0)))
         except ValueError as error:
-            raise self._record_error(0, str(error)) from None
+            raise self._record_error(0, str(error), _TRANSFORM_HINT) from None
         wanted = " x ".join(map(str, shape))
         if made != wanted:
             what = f"is {made} after the transform, but the net expects {wanted}"
@@ -351,7 +354,7 @@ def _hdf5_data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataCont
         batch, source.keys = rows.next()
         return [torch.from_numpy(values) for values in batch]
 
-    source = InputLayer(forward, layer.hdf5_data_param.source)
+    source = InputLayer(forward, layer.hdf5_data_param.source, rows.files)
     return source
 
 

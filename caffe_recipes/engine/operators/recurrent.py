@@ -1,7 +1,8 @@
 """Recurrent layers: sequences of steps x streams x features.
 
 The second bottom, of steps x streams, is 0 where a sequence starts and 1 where it continues. Without
-`expose_hidden`, the state after a batch is that before the next one.
+`expose_hidden`, the state after a batch is that before the next one. As in Caffe, it stays if the size of a
+batch changes: fewer streams go on with the first states, and the states of more streams than ever start at 0.
 
 Source: BVLC Caffe, recurrent_layer.cpp, lstm_layer.cpp, lstm_unit_layer.cpp and rnn_layer.cpp.
 """
@@ -30,23 +31,28 @@ def _recurrent(step: _Step, states: int) -> Setup:
     """
 
     def setup(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
-        streams, outputs = shapes.bottoms[0][1], layer.recurrent_param.num_output
+        outputs = layer.recurrent_param.num_output
         exposed, static = layer.recurrent_param.expose_hidden, has_static_input(layer)
         kept: _States = []
 
         def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-            x, begun = xs[0].flatten(2), xs[1].detach()
+            x, begun, streams = xs[0].flatten(2), xs[1].detach(), xs[0].shape[1]
             inputs = functional.linear(x if xs[0].dim() > 2 else x[..., None], blobs[0], blobs[1])
             if static:
                 inputs = inputs + functional.linear(xs[2].flatten(1), blobs[2])
-            current = [state[0] for state in xs[2 + static :]] if exposed else list(kept)
-            if not current:
-                current = [x.new_zeros(streams, outputs) for _ in range(states)]
+            last = kept or [x.new_zeros(0, outputs) for _ in range(states)]
+            has_room = len(last[0]) >= streams
+            current = [old[:streams] if has_room else x.new_zeros(streams, outputs) for old in last]
+            if exposed:
+                current = [state[0] for state in xs[2 + static :]]
             found = []
             for at, continues in zip(inputs, begun, strict=True):
                 output, current = step(at, current, continues[:, None], blobs[2 + static :])
                 found.append(output)
-            kept[:] = [state.detach() for state in current]
+            kept[:] = [
+                torch.cat([state.detach(), old[streams:]]) if len(old) > streams else state.detach()
+                for state, old in zip(current, last, strict=True)
+            ]
             return [torch.stack(found), *(state[None] for state in current if exposed)]
 
         return forward

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layer_types.dimensions import (
     Dim,
@@ -23,6 +22,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     sum_counts,
     sum_sizes,
 )
+from caffe_recipes.caffe.layer_types.normalization import statistic_blobs, unlearned_blobs
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.layer_types.dimensions import Shape
@@ -44,10 +44,11 @@ class LayerCount:
     """The costs of one layer for a whole batch; None if a shape that they depend on is unknown.
 
     `phase` is the only phase that includes the layer, empty if both do. `statistics` counts the numbers of a
-    BatchNorm that no gradient updates: its sums and its factor. `frozen` counts the `parameters` with
-    lr_mult 0. Parameters that layers share by name are counted for the first of these layers; the others
-    name it in `shares_with`. Activations are the tops in float32, except those that are computed in place or
-    use the memory of their bottom (Flatten, Reshape, Split). `kernel` is as Caffe's summarize.py shows it.
+    batch norm that its passes update, and no gradient: sums and their factor, or averages. `frozen` counts
+    the `parameters` that nothing updates, as with lr_mult 0. Parameters that layers share by name are counted
+    for the first of these layers; the others name it in `shares_with`. Activations are the tops in float32,
+    except those that are computed in place or use the memory of their bottom (Flatten, Reshape, Split).
+    `kernel` is as Caffe's summarize.py shows it.
     """
 
     name: str
@@ -113,12 +114,7 @@ def _is_unknown(layer: LayerCount) -> bool:
 def _count(found: LayerShapes, phase: int, only_phase: str, owners: dict[str, str]) -> LayerCount:
     layer, entry = found.layer, type_of(found.layer)
     own, shares_with = _split_shared_blobs(found, owners)
-    sizes = [None] if found.learned is None else [size_of(found.learned[index]) for index in own]
-    is_statistic = layer.type == "BatchNorm"
-    learned = 0 if is_statistic else sum_counts(sizes)
-    frozen: Dim = 0
-    if not is_statistic and found.learned is not None:
-        frozen = sum_counts(size_of(found.learned[index]) for index in own if _is_frozen(layer, index))
+    parameters, frozen, statistics = _count_blobs(found, own)
     return LayerCount(
         layer.name,
         layer.type,
@@ -126,9 +122,9 @@ def _count(found: LayerShapes, phase: int, only_phase: str, owners: dict[str, st
         tuple(map(BlobCost, layer.bottom, found.bottoms)),
         tuple(map(BlobCost, layer.top, found.tops)),
         bool(layer.top) and set(layer.top) <= set(layer.bottom),
-        learned,
+        parameters,
         frozen,
-        sum_counts(sizes) if is_statistic else 0,
+        statistics,
         shares_with,
         None if found.learned is None else entry.multiply_adds(found, phase),
         None if found.learned is None else entry.operations(found, phase),
@@ -151,8 +147,20 @@ def _split_shared_blobs(found: LayerShapes, owners: dict[str, str]) -> tuple[lis
     return own, shares_with
 
 
-def _is_frozen(layer: pb.LayerParameter, index: int) -> bool:
-    return index < len(layer.param) and layer.param[index].lr_mult == 0
+def _count_blobs(found: LayerShapes, own: Sequence[int]) -> tuple[Dim, Dim, Dim]:
+    """Return how many numbers the blobs at the indices `own` have: parameters, frozen ones, statistics."""
+    layer = found.layer
+    if found.learned is None:
+        return (0, 0, None) if layer.type == "BatchNorm" else (None, 0, 0)
+    sizes = {index: size_of(found.learned[index]) for index in own}
+    running, rates = statistic_blobs(layer), [spec.lr_mult for spec in layer.param]
+    learned = [index for index in own if index not in running]
+    unlearned = {*unlearned_blobs(layer), *(index for index, rate in enumerate(rates) if rate == 0)}
+    return (
+        sum_counts(sizes[index] for index in learned),
+        sum_counts(sizes[index] for index in learned if index in unlearned),
+        sum_counts(sizes[index] for index in own if index in running),
+    )
 
 
 def _activation_bytes(found: LayerShapes) -> Dim:

@@ -60,6 +60,18 @@ def test_our_resnet50_has_them_by_net_by_solver_and_by_recipe(given: str) -> Non
     assert headline(summarize(read_net(given, SummaryOptions()))) == RESNET50
 
 
+@pytest.mark.parametrize(("frozen", "frozen_numbers"), [("", 0), ("frozen: true", 8)])
+def test_the_averages_of_a_bn_are_statistics(tmp_path: Path, frozen: str, frozen_numbers: int) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(
+        'layer { name: "d" type: "Input" top: "d" input_param { shape { dim: 2 dim: 4 dim: 3 dim: 3 } } }'
+        'layer { name: "b" type: "BN" bottom: "d" top: "b" '
+        f"bn_param {{ slope_filler {{ value: 1 }} {frozen} }} }}"
+    )
+    totals = summarize(read_net(str(path), SummaryOptions())).totals
+    assert (totals.parameters, totals.frozen, totals.statistics) == (8, frozen_numbers, 8)
+
+
 def lenet() -> list[pb.LayerParameter]:
     return [
         image(64, 1, 28, 28),
