@@ -2,7 +2,7 @@
 
 The texts are those of BVLC's and Intel's Caffe: src/caffe/util/db_lmdb.cpp, io.cpp and insert_splits.cpp,
 src/caffe/net.cpp, solver.cpp, data_transformer.cpp and blob.cpp, and include/caffe/common.hpp. The numbers of
-`mdb_status` are errno's, or LMDB's own (lmdb.h); those of `cudaSuccess` are CUDA's (driver_types.h).
+`mdb_status` are errno's, or LMDB's own (lmdb.h).
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from __future__ import annotations
 from caffe_recipes.run.failures.diagnosis import Diagnosis, Signature
 
 _MDB = "mdb_status == 0"
-_CUDA = "cudaSuccess ("
+_LABEL_RANGE = Diagnosis(
+    "label-range",
+    "a label is negative, or not below the number of outputs of the last layer",
+    "labels run from 0; set `num_output` to the number of classes, or correct the labels",
+    "BVLC/caffe#2143, pytorch/pytorch#1204",
+)
 
 CAFFE_SIGNATURES = (
     Signature(
@@ -89,48 +94,6 @@ CAFFE_SIGNATURES = (
         r"mdb_status == 0 \(-3079[3467] vs\. 0\)",
     ),
     Signature(
-        _CUDA,
-        Diagnosis(
-            "gpu-memory",
-            "the net does not fit in the memory of the GPU, which other processes may use, too",
-            "halve `batch_size` and double `iter_size`, which keeps the effective batch; `nvidia-smi` shows"
-            " who uses the GPU",
-            "yjxiong/caffe#69",
-        ),
-        r"cudaSuccess \(2 vs\. 0\)",
-    ),
-    Signature(
-        _CUDA,
-        Diagnosis(
-            "gpu-architecture",
-            "this Caffe was not compiled for the architecture of this GPU",
-            "add the GPU's compute capability to CUDA_ARCH in Makefile.config, and compile again",
-            "facebookarchive/C3D#81, BVLC/caffe#1256",
-        ),
-        r"cudaSuccess \((?:8|48|98|209) vs\. 0\)",
-    ),
-    Signature(
-        _CUDA,
-        Diagnosis(
-            "gpu-driver",
-            "the NVIDIA driver is older than the CUDA that Caffe was compiled with, or is not loaded",
-            "compare the versions that `nvidia-smi` and `nvcc --version` print; update the driver, or compile"
-            " with an older CUDA, or with CPU_ONLY",
-            "BVLC/caffe#736, gkioxari/RstarCNN#6",
-        ),
-        r"cudaSuccess \(35 vs\. 0\)",
-    ),
-    Signature(
-        _CUDA,
-        Diagnosis(
-            "gpu-missing",
-            "this host has no GPU that the process may use, or none of that number",
-            "check `nvidia-smi` and CUDA_VISIBLE_DEVICES on the host, and the `--gpu` of the command",
-            "CUDA's driver_types.h: cudaErrorNoDevice, cudaErrorInvalidDevice",
-        ),
-        r"cudaSuccess \((?:10|38|100|101) vs\. 0\)",
-    ),
-    Signature(
         "Cannot use GPU in CPU-only Caffe",
         Diagnosis(
             "cpu-only",
@@ -180,6 +143,18 @@ CAFFE_SIGNATURES = (
             "protobuf, src/google/protobuf/text_format.cc",
         ),
         r"Error parsing text-format caffe\.\w+: \d+:\d+:",
+    ),
+    Signature(
+        "ReadProtoFromBinaryFile(",
+        Diagnosis(
+            "weights-damaged",
+            "the weights are not a caffemodel that this Caffe can read: the file is incomplete, as after a"
+            " download that broke off, or is another file, e.g. a solverstate or a page of HTML",
+            "compare its size and digest with its source, and copy or download it again",
+            "CMU-Perceptual-Computing-Lab/openpose#1116, HolmesShuan/ResNet-18-Caffemodel-on-ImageNet#3",
+            is_consequence=True,
+        ),
+        r"Check failed: ReadProtoFromBinaryFile\(.{0,99}\) Failed to parse NetParameter file",
     ),
     Signature(
         "Failed to parse ",
@@ -321,20 +296,30 @@ CAFFE_SIGNATURES = (
             "an image of the database does not have the channels of the others; 0 means that the record is"
             " empty, or encoded but read as raw",
             "check the database with `caffe-recipes data`, and convert grey images (`force_color: true`)",
-            "intel/caffe#55",
+            "intel/caffe#55, weiliu89/caffe#110, chuanqi305/MobileNet-SSD#147",
             is_guess=True,
         ),
-        r"Check failed: (?:channels == datum_channels|datum_channels == channels) ",
+        r"Check failed: (?:channels == (?:datum|img)_channels|(?:datum|img)_channels == (?:data_)?channels|"
+        r"datum_channels > 0) ",
+    ),
+    Signature(
+        "Specify either 1 mean_value or as many as channels",
+        Diagnosis(
+            "mean-channels",
+            "an image does not have as many channels as there are `mean_value`, as a grey one among colour"
+            " images; in Intel's Caffe, a single `mean_value` for three channels also does this by chance",
+            "write a `mean_value` for each channel, and `force_color: true` if some images are grey",
+            "weiliu89/caffe#354, weiliu89/caffe#723",
+            is_guess=True,
+        ),
     ),
     Signature(
         "label_value",
-        Diagnosis(
-            "label-range",
-            "a label is negative, or not below the number of outputs of the last layer",
-            "labels run from 0; set `num_output` to the number of classes, or correct the labels",
-            "BVLC/caffe#2143",
-        ),
+        _LABEL_RANGE,
         r"Check failed: label_value (?:<|>=) ",
+    ),
+    Signature(
+        "n_classes", _LABEL_RANGE, r"Assertion `(?:t|cur_target) >= 0 && (?:t|cur_target) < n_classes` failed"
     ),
     Signature(
         "caffe::SoftmaxWithLossLayer<>::Forward",
@@ -348,16 +333,6 @@ CAFFE_SIGNATURES = (
         r"^PC: @ ",
     ),
     Signature(
-        "Check failed: K_ == new_K",
-        Diagnosis(
-            "inner-product-input",
-            "an InnerProduct layer gets an input of another size than its weights were made for",
-            "feed images of the size that the net was built for (`crop_size`), or turn the layer into a"
-            " Convolution",
-            "BVLC/caffe#5874",
-        ),
-    ),
-    Signature(
         "Not Implemented Yet",
         Diagnosis(
             "not-implemented",
@@ -367,6 +342,40 @@ CAFFE_SIGNATURES = (
             "include/caffe/common.hpp: NOT_IMPLEMENTED",
         ),
         r"^F.*\] Not Implemented Yet",
+    ),
+    Signature(
+        "HDF5 file",
+        Diagnosis(
+            "hdf5-missing",
+            "the file that is named does not exist or is not HDF5; the `source` of an HDF5Data layer is a"
+            " text file that lists such files",
+            "check each path of the list, relative to the folder where Caffe was started",
+            "BVLC/caffe#1519, LisaAnne/lisa-caffe-public#5",
+        ),
+        r"^F.*\] Failed opening HDF5 file",
+    ),
+    Signature(
+        "Check failed: cv_img.data Could not load ",
+        Diagnosis(
+            "image-unreadable",
+            "OpenCV cannot read the image that is named: it does not exist below `root_folder`, is not"
+            " readable, or is damaged",
+            "check the path that is named (`root_folder` must end with a slash), and open the image by hand",
+            "gy20073/compact_bilinear_pooling#18, BVLC/caffe#3166",
+            is_consequence=True,
+        ),
+    ),
+    Signature(
+        "FindFileByName()",
+        Diagnosis(
+            "two-protobufs",
+            "the process loads two versions of protobuf: Caffe's own, and that of a Python layer",
+            "install Python's `protobuf` in the version that Caffe was compiled with (`protoc --version`), or"
+            " compile Caffe with the other one",
+            "richzhang/colorization#36, NVIDIA/DIGITS#1923, ilikepistachio/TCNN_STCNN#5",
+            is_guess=True,
+        ),
+        r"^@ .*google::protobuf::DescriptorPool::FindFileByName\(\)",
     ),
     Signature(
         "Could not open or find file",

@@ -23,6 +23,16 @@ _FIRST_ERROR = (
 )
 _WRONG_CPU = "the program or one of its libraries was compiled for a CPU with more instructions than this one"
 _OTHER_BUILD = "use a build for this CPU, e.g. one compiled on this kind of host (`lscpu` lists its flags)"
+_CRASHED = Diagnosis(
+    "crashed",
+    "the program read memory that is not its own (SIGSEGV), as Caffe does for a label that is not below"
+    " `num_output`, or if it was compiled for other libraries than it loads",
+    "compare the largest label with `num_output`, and run `caffe-recipes lint`; the stack trace names the"
+    " layer; compile again after an update of a library",
+    "BVLC/caffe#2672, intel/MLSL#8, BVLC/caffe#1871",
+    is_guess=True,
+    is_consequence=True,
+)
 _NODE_FAILED = Diagnosis(
     "slurm-node",
     "a node of the job failed or lost its connection to Slurm",
@@ -424,16 +434,25 @@ CLUSTER_SIGNATURES = (
     ),
     Signature(
         "CODE: ",
-        Diagnosis(
-            "crashed",
-            "a rank crashed (SIGSEGV), as Caffe does for a label that is not below `num_output`",
-            "compare the labels with `num_output`, and run `caffe-recipes lint`",
-            "BVLC/caffe#2672, intel/MLSL#8",
-            is_guess=True,
-            is_consequence=True,
-        ),
+        _CRASHED,
         r"^=\s+EXIT CODE: (?:11|139)\b",
     ),
+    Signature("SIGSEGV", _CRASHED, r"^\*\*\* SIGSEGV"),
+    Signature(
+        "SIGTERM",
+        Diagnosis(
+            "terminated",
+            "the process was asked to end (SIGTERM): by a user, by Slurm, or by the launcher because another rank"
+            " had ended",
+            "if nobody meant to stop it, read the first error of the other ranks and the log of the job; resume"
+            " from the last snapshot, as Caffe writes none then",
+            "src/caffe/util/signal_handler.cpp; google/glog: InstallFailureSignalHandler",
+            repeats=False,
+            is_consequence=True,
+        ),
+        r"^\*\*\* SIGTERM",
+    ),
+    Signature("egmentation fault", _CRASHED, r"(?:^|: +|\d |STRING: )Segmentation fault(?: *\(|$|  )"),
     Signature(
         "Killed",
         Diagnosis(

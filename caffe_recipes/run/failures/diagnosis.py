@@ -44,8 +44,8 @@ class Signature:
     """A line that a program prints when it fails.
 
     `word` is in every such line, which `pattern`, searched in the line without its rank, decides where the
-    word is not enough. A line that also belongs to a healthy run counts only if it comes `times` times, or
-    last.
+    word is not enough. A line that also belongs to a healthy run counts only if it comes `times` times in
+    a run that has not reached its end, or last.
     """
 
     word: str

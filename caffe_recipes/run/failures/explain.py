@@ -137,7 +137,8 @@ class _LogExplainer:
         found = [
             one
             for one, times in self._found.values()
-            if one.count >= times or one.diagnosis.name == self._last
+            if (one.count >= times and not (times > 1 and self._ranks.is_done))
+            or one.diagnosis.name == self._last
         ]
         has_failed = bool(found or self.fatal)
         whole = self._ranks.explain(has_failed=has_failed)

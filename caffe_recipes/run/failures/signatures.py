@@ -11,9 +11,17 @@ from caffe_recipes.caffe.logs import INFO_LINE
 from caffe_recipes.run.failures.caffe_signatures import CAFFE_SIGNATURES
 from caffe_recipes.run.failures.cluster_signatures import CLUSTER_SIGNATURES
 from caffe_recipes.run.failures.diagnosis import Diagnosis, Signature
+from caffe_recipes.run.failures.gpu_signatures import GPU_SIGNATURES
+from caffe_recipes.run.failures.net_signatures import NET_SIGNATURES
 from caffe_recipes.run.failures.tensorflow_signatures import TENSORFLOW_SIGNATURES
 
-SIGNATURES: tuple[Signature, ...] = (*CAFFE_SIGNATURES, *TENSORFLOW_SIGNATURES, *CLUSTER_SIGNATURES)
+SIGNATURES: tuple[Signature, ...] = (
+    *CAFFE_SIGNATURES,
+    *NET_SIGNATURES,
+    *GPU_SIGNATURES,
+    *TENSORFLOW_SIGNATURES,
+    *CLUSTER_SIGNATURES,
+)
 
 DIVERGED = Diagnosis(
     "diverged",

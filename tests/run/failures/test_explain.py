@@ -394,6 +394,298 @@ THREADS: list[tuple[str, str, list[str]]] = [
     ),
     ("weiliu89/caffe#863", "slow-data", [*HEALTHY[:3], HEALTHY[1]]),
     (
+        "BVLC/caffe#6757",
+        "gpu-library-start",
+        [
+            f"F{GLOG} cudnn_conv_layer.cpp:54] Check failed: status == CUDNN_STATUS_SUCCESS (1 vs. 0)  CUDNN_STATUS_NOT_INITIALIZED"
+        ],
+    ),
+    (
+        "BVLC/caffe#5564",
+        "gpu-library-start",
+        [
+            f"F{GLOG} common.cpp:114] Check failed: status == CUBLAS_STATUS_SUCCESS (1 vs. 0)  CUBLAS_STATUS_NOT_INITIALIZED"
+        ],
+    ),
+    (
+        "BVLC/caffe#5544",
+        "cudnn-parameter",
+        [
+            f"F{GLOG} cudnn.hpp:100] Check failed: status == CUDNN_STATUS_SUCCESS (3 vs. 0)  CUDNN_STATUS_BAD_PARAM",
+            STACK,
+        ],
+    ),
+    (
+        "rbgirshick/fast-rcnn#44",
+        "gpu-too-old",
+        [
+            f"F{GLOG} cudnn_conv_layer.cpp:32] Check failed: status == CUDNN_STATUS_SUCCESS (6 vs. 0)  CUDNN_STATUS_ARCH_MISMATCH"
+        ],
+    ),
+    (
+        "NVIDIA/caffe#266",
+        "cudnn-unsupported",
+        [
+            f"F{GLOG} cudnn_ndconv_layer.cu:184] Check failed: status == CUDNN_STATUS_SUCCESS (9 vs. 0)  CUDNN_STATUS_NOT_SUPPORTED"
+        ],
+    ),
+    (
+        "NVIDIA/DIGITS#2163",
+        "gpu-library-failed",
+        [
+            "ERROR: Check failed: status == CUDNN_STATUS_SUCCESS (8 vs. 0) CUDNN_STATUS_EXECUTION_FAILED, device 0"
+        ],
+    ),
+    (
+        "facebookarchive/C3D#56",
+        "gpu-library-failed",
+        [
+            f"I{GLOG} solver.cpp:229] Iteration 4180, loss = 1.2",
+            f"F{GLOG} math_functions.cu:26] Check failed: status == CUBLAS_STATUS_SUCCESS (13 vs. 0)  CUBLAS_STATUS_EXECUTION_FAILED",
+        ],
+    ),
+    (
+        "Pchank/caffe-sal#1",
+        "gpu-library-failed",
+        [
+            f"F{GLOG} math_functions.cu:123] Check failed: status == CUBLAS_STATUS_SUCCESS (11 vs. 0)  CUBLAS_STATUS_MAPPING_ERROR"
+        ],
+    ),
+    (
+        "NVIDIA/DIGITS#799",
+        "gpu-unknown",
+        [f"F{GLOG} syncedmem.hpp:18] Check failed: error == cudaSuccess (30 vs. 0)  unknown error", STACK],
+    ),
+    (
+        "NVIDIA/DIGITS#2181",
+        "gpu-unknown",
+        ["ERROR: Check failed: error == cudaSuccess (999 vs. 0) unknown error"],
+    ),
+    (
+        "BVLC/caffe#4169",
+        "gpu-crash",
+        [
+            f"F{GLOG} math_functions.cu:79] Check failed: error == cudaSuccess (77 vs. 0)  an illegal memory access"
+        ],
+    ),
+    (
+        "BVLC/caffe#5632",
+        "gpu-crash",
+        [
+            f"F{GLOG} math_functions.cu:79] Check failed: error == cudaSuccess (4 vs. 0)  unspecified launch failure"
+        ],
+    ),
+    (
+        "weiliu89/caffe#71",
+        "gpu-arguments",
+        [f"F{GLOG} syncedmem.cpp:56] Check failed: error == cudaSuccess (11 vs. 0)  invalid argument", STACK],
+    ),
+    (
+        "BVLC/caffe#1793",
+        "gpu-configuration",
+        [
+            f"F{GLOG} relu_layer.cu:29] Check failed: error == cudaSuccess (9 vs. 0)  invalid configuration argument"
+        ],
+    ),
+    (
+        "pytorch/examples#621",
+        "gpu-memory",
+        [
+            "Traceback (most recent call last):",
+            "RuntimeError: CUDA out of memory. Tried to allocate 26.00 MiB (GPU 0; 1024.00 MiB total capacity)",
+        ],
+    ),
+    (
+        "pytorch/pytorch#1204",
+        "label-range",
+        [
+            "ClassNLLCriterion.cu:108: block: [0,0,0], thread: [8,0,0] Assertion `t >= 0 && t < n_classes` failed.",
+            "RuntimeError: CUDA error: device-side assert triggered",
+        ],
+    ),
+    (
+        "chenyuntc/simple-faster-rcnn-pytorch#198",
+        "gpu-crash",
+        ["RuntimeError: CUDA error: device-side assert triggered"],
+    ),
+    (
+        "unsky/FPN#21",
+        "label-count",
+        [
+            f"F{GLOG} softmax_loss_layer.cpp:47] Check failed: outer_num_ * inner_num_ == bottom[1]->count() (24 vs. 55)"
+            " Number of labels must match number of predictions; e.g., if softmax axis == 1",
+        ],
+    ),
+    (
+        "src/caffe/layers/euclidean_loss_layer.cpp",
+        "loss-shapes",
+        [
+            f"F{GLOG} euclidean_loss_layer.cpp:12] Check failed: bottom[0]->count(1) == bottom[1]->count(1) (10 vs. 1)"
+            " Inputs must have the same dimension.",
+        ],
+    ),
+    (
+        "farmingyard/ShuffleNet#14",
+        "concat-shapes",
+        [
+            f"F{GLOG} concat_layer.cpp:42] Check failed: top_shape[j] == bottom[i]->shape(j) (51 vs. 50) All inputs"
+            " must have the same shape, except at concat_axis.",
+        ],
+    ),
+    (
+        "BVLC/caffe#5807",
+        "eltwise-shapes",
+        [f"F{GLOG} eltwise_layer.cpp:34] Check failed: bottom[i]->shape() == bottom[0]->shape() "],
+    ),
+    (
+        "torrvision/crfasrnn#128",
+        "eltwise-shapes",
+        [
+            f"F{GLOG} eltwise_layer.cpp:34] Check failed: bottom[0]->shape() == bottom[i]->shape() bottom[0]: 1 21 3 5"
+            " (315), bottom[1]: 1 21 4 5 (420)",
+        ],
+    ),
+    (
+        "senlinuc/caffe_ocr#64",
+        "negative-shape",
+        [f"F{GLOG} blob.cpp:33] Check failed: shape[i] >= 0 (-5 vs. 0) "],
+    ),
+    (
+        "eric612/MobileNet-YOLO#282",
+        "group-channels",
+        [f"F{GLOG} base_conv_layer.cpp:121] Check failed: channels_ % group_ == 0 (1 vs. 0) "],
+    ),
+    (
+        "src/caffe/layers/pooling_layer.cpp",
+        "pooling-pad",
+        [f"F{GLOG} pooling_layer.cpp:75] Check failed: pad_h_ < kernel_h_ (3 vs. 3) "],
+    ),
+    (
+        "rbgirshick/py-faster-rcnn#207",
+        "blob-number",
+        [
+            f"F{GLOG} layer.hpp:375] Check failed: ExactNumBottomBlobs() == bottom.size() (2 vs. 1) SoftmaxWithLoss"
+            " Layer takes 2 bottom blob(s) as input.",
+        ],
+    ),
+    (
+        "facebookarchive/C3D#248",
+        "too-many-axes",
+        [
+            f"F{GLOG} blob.hpp:140] Check failed: num_axes() <= 4 (5 vs. 4) Cannot use legacy accessors on Blobs with"
+            " > 4 axes.",
+        ],
+    ),
+    ("BVLC/caffe#6145", "empty-blob", [f"F{GLOG} blob.cpp:103] Check failed: data_ ", STACK]),
+    (
+        "BVLC/caffe#4160",
+        "history-length",
+        [
+            f"F{GLOG} sgd_solver.cpp:316] Check failed: state.history_size() == history_.size() (57 vs. 114) Incorrect"
+            " length of history blobs.",
+        ],
+    ),
+    (
+        "TheLegendAli/DeepLab-Context2#15",
+        "test-iter",
+        [
+            f"F{GLOG} solver.cpp:126] Check failed: param_.test_iter_size() == num_test_nets (1 vs. 0) test_iter must"
+            " be specified for each test network.",
+        ],
+    ),
+    (
+        "BVLC/caffe#3064",
+        "test-net-shape",
+        [f"F{GLOG} net.cpp:720] Check failed: target_blobs[j]->shape() == source_blob->shape() "],
+    ),
+    (
+        "weiliu89/caffe#110",
+        "image-channels",
+        [f"F{GLOG} data_transformer.cpp:444] Check failed: channels == img_channels (3 vs. 1) "],
+    ),
+    (
+        "weiliu89/caffe#354",
+        "mean-channels",
+        [
+            f"F{GLOG} data_transformer.cpp:621] Check failed: mean_values_.size() == 1 || mean_values_.size() =="
+            " img_channels Specify either 1 mean_value or as many as channels: 1",
+        ],
+    ),
+    (
+        "my89/SituationCrf#3",
+        "hdf5-missing",
+        [
+            "HDF5-DIAG: Error detected in HDF5 (1.8.11) thread 47623243356672:",
+            f"F{GLOG} hdf5_data_layer.cpp:31] Failed opening HDF5 file: data/solver_data.h5",
+        ],
+    ),
+    (
+        "BVLC/caffe#3367",
+        "image-missing",
+        [
+            f"E{GLOG} io.cpp:80] Could not open or find file examples/images/cat.jpg",
+            f"F{GLOG} image_data_layer.cpp:65] Check failed: cv_img.data Could not load examples/images/cat.jpg",
+        ],
+    ),
+    (
+        "BVLC/caffe#3945",
+        "image-unreadable",
+        [f"F{GLOG} image_data_layer.cpp:138] Check failed: cv_img.data Could not load sign/S01.jpeg", STACK],
+    ),
+    (
+        "CMU-Perceptual-Computing-Lab/openpose#1116",
+        "weights-damaged",
+        [
+            f"F{GLOG} upgrade_proto.cpp:95] Check failed: ReadProtoFromBinaryFile(param_file, param) Failed to parse"
+            " NetParameter file: hand/pose_iter_102000.caffemodel",
+        ],
+    ),
+    (
+        "BVLC/caffe#279",
+        "protobuf-too-big",
+        [
+            "[libprotobuf ERROR google/protobuf/io/coded_stream.cc:171] A protocol message was rejected because it was"
+            " too big (more than 67108864 bytes).",
+            f"F{GLOG} upgrade_proto.cpp:95] Check failed: ReadProtoFromBinaryFile(param_file, param) Failed to parse"
+            " NetParameter file: vgg.caffemodel",
+        ],
+    ),
+    (
+        "richzhang/colorization#36",
+        "two-protobufs",
+        [
+            f"I{GLOG} layer_factory.hpp:77] Creating layer img_lab",
+            "PC: @     0x7f016bf717a3 std::_Hashtable<>::clear()",
+            "*** SIGSEGV (@0x9) received by PID 6838 (TID 0x7f01ca36fa80) from PID 9; stack trace: ***",
+            "    @     0x7f016bf6a116 google::protobuf::DescriptorPool::FindFileByName()",
+            "Segmentation fault (core dumped)",
+        ],
+    ),
+    (
+        "BVLC/caffe#1871",
+        "crashed",
+        [
+            "PC: @                0x0 (unknown)",
+            "*** SIGSEGV (@0x0) received by PID 5445 (TID 0x7fa4bc227800) from PID 0; stack trace: ***",
+            "Segmentation fault (core dumped)",
+        ],
+    ),
+    (
+        "google/glog, signalhandler.cc",
+        "terminated",
+        [
+            *HEALTHY,
+            "*** SIGTERM (@0x3e800005e74) received by PID 17139 (TID 0x7fa7) from PID 24180; stack trace: ***",
+        ],
+    ),
+    (
+        "intel/caffe#209",
+        "crashed",
+        [
+            "/var/spool/jobs/82540.SC: line 6: 231762 Segmentation fault      caffe train -solver solver.prototxt"
+        ],
+    ),
+    (
         "BVLC/caffe#4953",
         "library-too-old",
         ["caffe: /usr/lib/libstdc++.so.6: version `GLIBCXX_3.4.21' not found (required by caffe)"],
@@ -473,6 +765,9 @@ def test_the_groups_in_which_a_log_is_read_do_not_matter() -> None:
 def test_a_routine_line_hides_no_failure_and_follows_the_last_one() -> None:
     rate = f"I{GLOG} sgd_solver.cpp:219] Iteration 0, lr = 0.1"
     assert names([*HEALTHY[:3], HEALTHY[1]]) == ["slow-data"]
+    waiting = [*HEALTHY[:3], *HEALTHY[1:2] * 3, rate]
+    assert names(waiting) == ["slow-data"]
+    assert names([*waiting, f"I{GLOG} solver.cpp:443] Optimization Done."]) == []
     assert names([*HEALTHY[:3], HEALTHY[1], f"[3] {rate}"]) == []
     full = f"F{GLOG} io.cpp:66] Train net output #0: No space left on device"
     assert names([f"[3] {rate}", f"[3] {full}", rate]) == ["disk-full"]
