@@ -442,10 +442,10 @@ CLUSTER_SIGNATURES = (
         "SIGTERM",
         Diagnosis(
             "terminated",
-            "the process was asked to end (SIGTERM): by a user, by Slurm, or by the launcher because another rank"
-            " had ended",
-            "if nobody meant to stop it, read the first error of the other ranks and the log of the job; resume"
-            " from the last snapshot, as Caffe writes none then",
+            "the process was asked to end (SIGTERM): by a user, by Slurm, or by the launcher because another"
+            " rank had ended",
+            "if nobody meant to stop it, read the first error of the other ranks and the log of the job;"
+            " resume from the last snapshot, as Caffe writes none then",
             "src/caffe/util/signal_handler.cpp; google/glog: InstallFailureSignalHandler",
             repeats=False,
             is_consequence=True,
