@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import lmdb
 
+from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import commit_records, open_datums, writing
 from caffe_recipes.caffe.lmdb_pages import load_tree
 from caffe_recipes.data.archives import is_archive, load_archive
@@ -69,9 +70,14 @@ class BuildPlan:
     seed: int | None
 
     @cached_property
+    def settings_text(self) -> bytes:
+        """The settings as JSON."""
+        return json.dumps(asdict(self.settings), sort_keys=True).encode()
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the names, labels, order and settings: all that decides the records except pixels."""
-        digest = hashlib.sha256(json.dumps(asdict(self.settings), sort_keys=True).encode())
+        digest = hashlib.sha256(self.settings_text)
         for picture in self.pictures:
             digest.update(os.fsencode(f"\n{picture.name}\0{picture.label}"))
         return digest.hexdigest()
@@ -189,6 +195,37 @@ def check_plan(partial: Path, digest: str) -> None:
         raise DataError(partial, what, "remove it, or give the images and settings that it was started with")
 
 
+def _check_continued(partial: Path, plan: BuildPlan) -> None:
+    """Raise DataError if an unfinished build cannot be finished with this plan.
+
+    It can if the plan is another one only from the first missing record on, as where a bad image was deleted.
+    """
+    try:
+        check_plan(partial, plan.digest)
+    except DataError:
+        if not _has_first_records(partial, plan):
+            raise
+
+
+def _has_first_records(partial: Path, plan: BuildPlan) -> bool:
+    """Return whether the records of an unfinished build are the first ones of a plan."""
+    settings = partial / _SETTINGS
+    if not settings.is_file() or read_bytes(settings, len(plan.settings_text) + 1) != plan.settings_text:
+        return False
+    with (
+        lmdb.open(os.fspath(partial / "lmdb"), lock=False, readonly=True) as environment,
+        environment.begin(buffers=True) as transaction,
+    ):
+        for place, (key, value) in enumerate(transaction.cursor()):
+            picture = plan.pictures[place] if place < len(plan.pictures) else None
+            if picture is None or bytes(key) != os.fsencode(f"{place:08d}_{picture.name}"):
+                return False
+            if pb.Datum.FromString(bytes(value)).label != picture.label:
+                return False
+    return True
+
+
+_SETTINGS = "settings"
 _COMMIT_EVERY, _COMMIT_BYTES = 1000, 1 << 26  # whichever comes first: 1000 raw photos could fill the memory
 _START_BYTES = 1 << 30  # of address space; the file itself grows with its records
 _REBUILD_HINT = "remove it, and build again"
@@ -291,7 +328,10 @@ def _build(
         return _check_existing(plan, out)
     if not _has_records(partial):
         (partial / "plan").unlink(missing_ok=True)  # there are no records yet that a new plan would lose
-    check_plan(partial, plan.digest)
+    _check_continued(partial, plan)
+    write_whole(
+        {partial / _SETTINGS: plan.settings_text, partial / "plan": plan.digest.encode()}, is_synced=True
+    )
     try:
         manifest, enlarged = _fill(partial / "lmdb", plan, workers, skip_bad, on_progress)
     except DataError as error:
@@ -479,7 +519,7 @@ def check_planned(plan: BuildPlan, out: Path) -> None:
         with writing(out):
             make_own_folder(partial)  # which refuses one of another user
     if (partial / "plan").exists() and _has_records(partial):
-        check_plan(partial, plan.digest)
+        _check_continued(partial, plan)
 
 
 def load_pictures(

@@ -14,12 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types.dimensions import size_of
 from caffe_recipes.caffe.packed_blobs import fill_blob
 from caffe_recipes.caffe.prototxt import encode_prototxt, render_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.engine.module import build_module
 from caffe_recipes.engine.settings import load_net
 from caffe_recipes.errors import InputError
+from caffe_recipes.limits import host_memory_bytes
 
 TOLERANCE = 1e-4  # of the largest value
 
@@ -31,6 +33,7 @@ def compare_opencv(net: pb.NetParameter, weights: pb.NetParameter | None, path: 
     too, since it hides how large ones differ. Raises InputError if the difference is more than TOLERANCE, or
     if OpenCV cannot run the net.
     """
+    _check_memory(net, path)
     weights = weights or make_weights(net)
     below = type(net)()
     below.CopyFrom(net)
@@ -38,6 +41,18 @@ def compare_opencv(net: pb.NetParameter, weights: pb.NetParameter | None, path: 
         del below.layer[-1]
     nets = [net, below] if 0 < len(below.layer) < len(net.layer) else [net]
     return max(_compare(each, weights, path) for each in nets)
+
+
+def _check_memory(net: pb.NetParameter, path: str) -> None:
+    """Raise InputError for a net that this host cannot run: both programs keep its blobs."""
+    found = infer_shapes(net, pb.TEST, path=path).layers
+    shapes = [shape for one in found for shape in (*one.tops, *(one.learned or ()))]
+    needed, there = 2 * 4 * sum(size_of(shape) or 0 for shape in shapes), host_memory_bytes()
+    if needed > there:
+        what = (
+            f"needs {needed / 2**30:,.3g} GiB to be run and compared, and this host has {there / 2**30:,.3g}"
+        )
+        raise InputError(path, what, "give a smaller --input or --batch, or leave out --for")
 
 
 def _compare(net: pb.NetParameter, weights: pb.NetParameter, path: str) -> float:

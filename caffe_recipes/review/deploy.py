@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES, NO_COMMENTS, Comment, encod
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.limits import limit
 from caffe_recipes.review.inspect.nets import image_reader, load_given_net
 
 
@@ -34,6 +36,11 @@ def load_deploy(given: str, choices: DeployChoices) -> Deploy:
 
     Raises PrototxtError, RecipeError or InputError.
     """
+    if choices.image is not None:
+        pixels, most = math.prod(choices.image[1:]), limit("image-pixels")
+        if pixels > most:
+            what = f"an image of {pixels:,} pixels, and one that is read has {most:,} at most"
+            raise InputError("--input", what, "give the size of the images, e.g. 3,224,224")
     found = load_given_net(given, pb.TEST, choices.caffe_root, choices.max_bytes)
     comments: Mapping[str, Comment] = NO_COMMENTS
     if found.document is not None:

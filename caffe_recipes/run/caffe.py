@@ -249,9 +249,11 @@ def judge_caffe_trial(attempt: Attempt, limit_s: float) -> str | None:
         return f"does not finish a trial within {math.ceil(limit_s)} s{last}"
     if attempt.code in (126, 127):
         return f"does not start: {_short(lines[0]) if lines else f'exit code {attempt.code}'}"
+    last = f"; its last line: {_short(lines[-1])}" if lines else ""
+    if attempt.code and not summary.done:
+        return f"does not train a tiny net: it exits with {attempt.code}{last}"
     if not summary.done:
-        last = f"; its last line: {_short(lines[-1])}" if lines else ""
-        return f"exits with {attempt.code}, but does not print `Optimization Done.`{last}"
+        return f"does not train a tiny net: it exits with 0, but prints no `Optimization Done.`{last}"
     return None
 
 

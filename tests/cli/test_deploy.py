@@ -30,6 +30,13 @@ def test_what_the_net_is_derived_from_is_not_written_over(tmp_path: Path) -> Non
     assert (tmp_path / "net.prototxt").read_text() == NET
 
 
+def test_an_image_of_an_absurd_size_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(NET)
+    done = call_main("deploy", "net.prototxt", "--input", "3,1000000,1000000", cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "--input: an image of 1,000,000,000,000 pixels" in done.stderr
+
+
 def test_what_the_reader_lacks_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text(NET.replace('type: "InnerProduct"', 'type: "Sudoku"'))
     done = call_main("deploy", "net.prototxt", "--for", "opencv", cwd=tmp_path)

@@ -38,6 +38,41 @@ def test_a_build_begun_by_another_plan_is_not_resumed(listed: Path, tmp_path: Pa
         build_lmdb(plan_of(listed, SQUARE), tmp_path / "lmdb")
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_build_resumes_without_a_bad_image_that_was_deleted(
+    listed: Path, tmp_path: Path, is_first: bool
+) -> None:
+    lines = listed.read_text().splitlines()
+    bad = listed.parent / lines[0 if is_first else 2].split()[0]
+    bad.write_bytes(b"bad")
+    with pytest.raises(DataError, match="--skip-bad"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    bad.unlink()
+    listed.write_text("\n".join(line for line in lines if not line.startswith(f"{lines[2].split()[0]} ")))
+    if is_first:
+        listed.write_text("\n".join(lines[1:]))
+    check_planned(plan_of(listed), tmp_path / "lmdb")
+    build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    resumed = records(tmp_path / "lmdb")
+    build_lmdb(plan_of(listed), tmp_path / "again")
+    assert resumed == records(tmp_path / "again") and len(resumed) == len(lines) - 1
+
+
+def test_an_unfinished_build_whose_images_or_labels_have_changed_is_not_resumed(
+    listed: Path, tmp_path: Path
+) -> None:
+    lines = listed.read_text().splitlines()
+    (listed.parent / lines[3].split()[0]).write_bytes(b"bad")
+    with pytest.raises(DataError, match="--skip-bad"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    relabelled = f"{lines[0].split()[0]} {int(lines[0].split()[1]) + 1}"
+    for changed in (lines[1:], [lines[1], lines[0], *lines[2:]], [relabelled, *lines[1:]], lines[:2]):
+        listed.write_text("\n".join(changed))
+        for act in (check_planned, build_lmdb):
+            with pytest.raises(DataError, match="was started with other images or settings"):
+                act(plan_of(listed), tmp_path / "lmdb")
+
+
 def test_a_build_begun_by_another_plan_is_restarted_if_it_has_no_records(
     listed: Path, tmp_path: Path
 ) -> None:

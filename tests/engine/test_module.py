@@ -10,6 +10,7 @@ import torch
 from google.protobuf import text_format
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types.normalization import statistic_blobs
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.caffe.weights import save_message
 from caffe_recipes.engine.glog import Log
@@ -57,9 +58,10 @@ def random_weights(net: pb.NetParameter, seed: int = 0) -> pb.NetParameter:
     weights.layer.add(name="of another net").blobs.add(shape=pb.BlobShape(dim=[1]), data=[0.0])
     for one in infer_shapes(net, pb.TEST).layers:
         layer = weights.layer.add(name=one.layer.name, type=one.layer.type)
-        for shape in one.learned or ():
+        for index, shape in enumerate(one.learned or ()):
             dims = [dim or 1 for dim in shape]
-            values = random.uniform(0.1, 1.0, dims) * (random.choice([-1, 1], dims) if len(dims) > 1 else 1)
+            is_signed = len(dims) > 1 and index not in statistic_blobs(one.layer)
+            values = random.uniform(0.1, 1.0, dims) * (random.choice([-1, 1], dims) if is_signed else 1)
             layer.blobs.add(
                 shape=pb.BlobShape(dim=dims), data=(values / (dims[-1] if dims else 1)).ravel().tolist()
             )

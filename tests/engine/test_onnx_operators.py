@@ -8,10 +8,9 @@ from tests.extras import needs_onnx
 pytestmark = needs_onnx
 
 # Losses and metrics need labels, recurrent layers keep a state between batches, no deploy net has Filter or
-# Im2col, and ONNX has no layers as SegNet's BN and Upsample are.
+# Im2col, and ONNX has no layer as SegNet's Upsample is.
 NOT_EXPORTED = {
     "Accuracy",
-    "BN",
     "CenterLoss",
     "ContrastiveLoss",
     "EuclideanLoss",

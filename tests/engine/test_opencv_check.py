@@ -8,6 +8,7 @@ import pytest
 
 from caffe_recipes.caffe.deploy import Deploy
 from caffe_recipes.caffe.opencv_nets import rewrite_for_opencv
+from caffe_recipes.engine import opencv_check
 from caffe_recipes.engine.opencv_check import compare_opencv
 from caffe_recipes.engine.settings import load_net
 from caffe_recipes.errors import InputError
@@ -43,6 +44,18 @@ def layer(text: str, tops: str = 'top: "y"') -> str:
 )
 def test_what_opencv_has_or_can_have_gives_the_numbers_of_the_engine(tmp_path: Path, text: str) -> None:
     assert compare(tmp_path, text) < 1e-5
+
+
+def test_a_net_that_the_memory_cannot_hold_is_refused_before_weights_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense = layer('type: "InnerProduct" inner_product_param { num_output: 5 bias_term: false }')
+    need = 2 * 4 * (4 * 6 * 7 * (1 + 5) + 5)
+    monkeypatch.setattr(opencv_check, "host_memory_bytes", lambda: need)
+    compare(tmp_path, dense)
+    monkeypatch.setattr(opencv_check, "host_memory_bytes", lambda: need - 1)
+    with pytest.raises(InputError, match=r"n\.prototxt: needs .* GiB to be run and compared"):
+        compare(tmp_path, dense)
 
 
 @pytest.mark.parametrize(

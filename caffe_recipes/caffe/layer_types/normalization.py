@@ -62,6 +62,12 @@ def has_averages(layer: pb.LayerParameter) -> bool:
     return "slope_filler" in names and names <= _AVERAGED
 
 
+def averaging(layer: pb.LayerParameter) -> tuple[float, float]:
+    """Return the momentum and the eps of a BN with moving averages."""
+    block = getattr(layer, "bn_param", None)
+    return float(getattr(block, "momentum", "") or 0.9), float(getattr(block, "eps", "") or 1e-5)
+
+
 def is_frozen(layer: pb.LayerParameter) -> bool:
     """Return whether a BN with moving averages uses them in TRAIN, too, and learns nothing."""
     return getattr(getattr(layer, "bn_param", None), "frozen", "") == "true"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layer_types.normalization import averaging, bn_mode, has_averages
 from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.engine.onnx_operators.converter import Converter, NotExportedError, Site
 
@@ -16,6 +17,22 @@ def _batch_norm(site: Site) -> list[str]:
     names = {"weight": np.ones_like(mean), "bias": np.zeros_like(mean), **site.blobs}
     inputs = [site.constant(names[name], name) for name in ("weight", "bias", "running_mean", "running_var")]
     return [site.add("BatchNormalization", site.xs[0], *inputs, epsilon=site.layer.batch_norm_param.eps)]
+
+
+def _bn(site: Site) -> list[str]:
+    """By the averages of yjxiong's BN. SegNet's normalizes by the batch; its deploy nets only scale."""
+    if has_averages(site.layer):
+        channels = (site.shapes.bottoms[0][1],)
+        names = ("weight", "bias", "running_mean", "running_var")
+        _, eps = averaging(site.layer)
+        inputs = [site.blob(name, channels) for name in names]
+        return [site.add("BatchNormalization", site.xs[0], *inputs, epsilon=eps)]
+    if bn_mode(site.layer) == "LEARN":
+        raise NotExportedError(
+            "normalizes by the statistics of the batch: fold them, and write bn_mode: INFERENCE"
+        )
+    scaled = site.add("Mul", site.xs[0], site.blob("weight"))
+    return [site.add("Add", scaled, site.blob("bias"))]
 
 
 def _lrn(site: Site) -> list[str]:
@@ -56,6 +73,7 @@ def _normalize(site: Site) -> list[str]:
 
 CONVERTERS: dict[str, Converter] = {
     "BatchNorm": _batch_norm,
+    "BN": _bn,
     "LRN": _lrn,
     "MVN": _mvn,
     "Normalize": _normalize,

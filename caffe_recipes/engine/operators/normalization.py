@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.layer_types.normalization import bn_mode, has_averages, is_frozen
+from caffe_recipes.caffe.layer_types.normalization import averaging, bn_mode, has_averages, is_frozen
 from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.engine.operators.operator import (
     NO_RANKS,
@@ -23,7 +23,6 @@ from caffe_recipes.engine.operators.operator import (
 )
 
 _BN_EPS = 1e-9  # of SegNet's BN, added to the variance
-_BN_DEFAULTS = {"momentum": 0.9, "eps": 1e-5}  # of the BN with moving averages
 _WIDTH = 1024  # floats: rows of this length are summed the fastest
 
 
@@ -205,8 +204,7 @@ def _averaged_bn(layer: pb.LayerParameter, batches: BatchStatistics) -> Forward:
 
     Blobs 2 and 3 are the averages of mean and (biased) variance: momentum * average + (1 - momentum) * value.
     """
-    block = layer.bn_param  # type: ignore[attr-defined]
-    momentum, eps = (float(getattr(block, name, "") or default) for name, default in _BN_DEFAULTS.items())
+    momentum, eps = averaging(layer)
 
     def by_average(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         scale, shift, mean, variance = (blob.view(-1) for blob in blobs)

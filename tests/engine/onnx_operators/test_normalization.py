@@ -17,6 +17,9 @@ pytestmark = needs_onnx
     [
         ('type: "BatchNorm"', (2, 3, 4, 5)),
         ('type: "BatchNorm" batch_norm_param { eps: 0.1 }', (2, 3)),
+        ('type: "BN" bn_param { slope_filler { value: 1 } }', (2, 3, 4, 5)),
+        ('type: "BN" bn_param { slope_filler { value: 1 } frozen: true eps: 0.1 }', (2, 3)),
+        ('type: "BN" bn_param { bn_mode: INFERENCE }', (2, 3, 4, 5)),
         ('type: "LRN" lrn_param { local_size: 5 alpha: 2 beta: 0.75 k: 2 }', (2, 7, 4, 5)),
         ('type: "LRN" lrn_param { local_size: 3 alpha: 2 norm_region: WITHIN_CHANNEL }', (2, 3, 6, 5)),
         ('type: "MVN"', (2, 3, 4, 5)),
@@ -38,3 +41,5 @@ def test_statistics_of_the_batch_are_refused_with_what_to_write(tmp_path: Path) 
     text = 'type: "BatchNorm" batch_norm_param { use_global_stats: false }'
     with pytest.raises(InputError, match="write use_global_stats: true"):
         check_layer(tmp_path, text, (2, 3))
+    with pytest.raises(InputError, match="write bn_mode: INFERENCE"):
+        check_layer(tmp_path, 'type: "BN" bn_param { bn_mode: LEARN }', (2, 3, 4, 5))

@@ -123,9 +123,7 @@ def test_the_trainer_is_tried_on_spares_that_may_be_used(look: NodeView, place: 
     assert [one.mark for one in results_of(look, spare("n9"))] == ["ok"]
     found = results_of(look, spare("n9"), policy=Policy("replace"))
     assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
-    assert (
-        "exits with 1, but does not print `Optimization Done.`; its last line: no licence" in found[0].message
-    )
+    assert "does not train a tiny net: it exits with 1; its last line: no licence" in found[0].message
     assert (
         results_of(replace(look, under_way="a launch"), spare("n9"), policy=Policy("replace"))[0].mark == "ok"
     )
@@ -161,7 +159,7 @@ def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(
 def test_a_run_leaves_unfit_spares_out(place: Place) -> None:
     (place.root / "hostfile").write_text("localhost\n127.0.0.1\n")
     (place.root / "caffe").write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(ClusterError, match=r"\./caffe: exits with 1"):
+    with pytest.raises(ClusterError, match=r"\./caffe: does not train a tiny net: it exits with 1"):
         place.run(policy=Policy("replace"))
     output = place.output.getvalue()
     assert "warn    spares         127.0.0.1: is the same machine as localhost" in output

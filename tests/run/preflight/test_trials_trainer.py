@@ -75,10 +75,13 @@ def test_the_net_of_a_trial_needs_no_data() -> None:
         (Attempt(0, f"{DONE}\n{FATAL}"), "fails: Unknown learning rate policy: poly_cyc"),
         (Attempt(2, NO_GPU), "fails: the solver: solver_mode is GPU"),
         (Attempt(134, UNKNOWN_FIELD), "has no field named"),
-        (Attempt(0, ""), "exits with 0, but does not print `Optimization Done.`"),
+        (Attempt(0, ""), "a tiny net: it exits with 0, but prints no `Optimization Done.`"),
         (Attempt(124, "waiting for a licence"), "within 120 s; its last line: waiting for a licence"),
         (Attempt(126, "sh: caffe: Permission denied"), "does not start: sh: caffe: Permission denied"),
-        (Attempt(139, "Segmentation fault"), "exits with 139, .* its last line: Segmentation fault"),
+        (
+            Attempt(139, "Segmentation fault"),
+            "it exits with 139; its last line: Segmentation fault",
+        ),
     ],
 )
 def test_a_trial_is_judged_by_its_log(attempt: Attempt, expected: str | None) -> None:
