@@ -71,6 +71,9 @@ def check_trained(run: Run, training: Training, launch: Launch, followed: Follow
     """Raise LaunchFailed unless the log shows a complete training that loaded all of its weights."""
     tail, trouble = followed.tail, followed.trouble
     failure = find_failure(tail, training, followed.killed_by)
+    if failure and tail.ends.cause and trouble and trouble.is_spoilt:  # found while a rank was killed
+        killed = _name_suspects(failure, launch.hosts) if tail.ends.is_unsure else failure
+        raise LaunchFailed(f"{killed}; and {trouble}", host=trouble.host)
     reason = trouble.what if trouble and trouble.is_spoilt else failure
     if reason:
         if followed.was_full and trouble is None:

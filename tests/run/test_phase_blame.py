@@ -58,6 +58,21 @@ def test_a_host_that_no_longer_answers_is_blamed_for_the_ranks_that_ended(tmp_pa
     assert failure.host == "node1"
 
 
+def test_weights_that_are_found_damaged_while_a_rank_is_killed_do_not_hide_that_it_was(
+    tmp_path: Path,
+) -> None:
+    spoilt = Trouble("init.caffemodel was damaged while the ranks read it", is_spoilt=True)
+    failure = verdict(tmp_path, *KILLED, trouble=spoilt)
+    assert failure.what.startswith(
+        "a rank was killed by signal 9 (out of memory?) before the first iteration; "
+    )
+    assert failure.what.endswith(
+        "ends the others at once; and init.caffemodel was damaged while the ranks read it"
+    )
+    ended_by_us = verdict(tmp_path, ENDED_BY_US, *KILLED, trouble=spoilt)
+    assert ended_by_us.what == spoilt.what
+
+
 def test_for_ranks_that_the_run_ended_because_its_disk_was_full_the_disk_is_named(tmp_path: Path) -> None:
     failure = verdict(tmp_path, ENDED_BY_US, *KILLED, was_full=True)
     log = launch_of().log
