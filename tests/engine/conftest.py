@@ -122,6 +122,14 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def only_line(log: str) -> str:
+    """Return the one line that is not a log line; there must be exactly one, and no traceback."""
+    lines = [line for line in log.splitlines() if line.startswith("caffe-torch")]
+    assert len(lines) == 1, log[-2000:]
+    assert "Traceback" not in log
+    return lines[0]
+
+
 def edit(path: Path, *changes: tuple[str, str]) -> None:
     """Replace text in a file; each text must be there."""
     text = path.read_text()

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.caffe.prototxt import render_prototxt
+from tests.engine.random_values import random_value
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NETS = [
@@ -20,6 +21,7 @@ NETS = [
 _MOST_OUTPUTS = 12  # a mutant is set up in milliseconds
 _INTEGERS = (-(2**31), -7, -1, 0, 1, 1, 2, 3, 4, 5, 13, 2**31, 2**32 - 1)
 _REALS = (-1.0, 0.0, 1e-30, 0.5, 1.0, 3.0, 1e30, float("inf"), float("nan"))
+_TEXTS = ("", "data", "label", "x", "msra", "bilinear", "gabor", "MKLDNN", "é\n")
 _TYPES = sorted(LAYER_TYPES)
 
 
@@ -77,7 +79,9 @@ def _set(random: Random, message: Any, field: Any) -> None:  # noqa: ANN401
             if inner.message_type is None:
                 _set(random, made, inner)
         return
-    values = [_value(random, field) for _ in range(random.choice((0, 1, 1, 2, 3)))]
+    values = [
+        random_value(random, field, _TEXTS, _REALS, _INTEGERS) for _ in range(random.choice((0, 1, 1, 2, 3)))
+    ]
     if field.is_repeated:
         message.ClearField(field.name)
         getattr(message, field.name).extend(values)
@@ -85,25 +89,6 @@ def _set(random: Random, message: Any, field: Any) -> None:  # noqa: ANN401
         setattr(message, field.name, values[0])
     else:
         message.ClearField(field.name)
-
-
-def _value(random: Random, field: Any) -> Any:  # noqa: ANN401
-    kind = field.cpp_type
-    if kind == field.CPPTYPE_ENUM:
-        return random.choice(field.enum_type.values).number
-    if kind == field.CPPTYPE_BOOL:
-        return random.random() < 0.5
-    if kind == field.CPPTYPE_STRING:
-        return random.choice(("", "data", "label", "x", "msra", "bilinear", "gabor", "MKLDNN", "é\n"))
-    if kind in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
-        return random.choice(_REALS)
-    bounds = {
-        field.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
-        field.CPPTYPE_UINT32: (0, 2**32 - 1),
-        field.CPPTYPE_UINT64: (0, 2**64 - 1),
-    }
-    least, most = bounds.get(kind, (-(2**63), 2**63 - 1))
-    return random.choice([number for number in _INTEGERS if least <= number <= most])
 
 
 def _change_type(random: Random, net: Any) -> None:  # noqa: ANN401

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.engine.fillers import FILLERS
 from caffe_recipes.engine.operators import OPERATORS
+from tests.engine.random_values import random_value
 
 _BLOCKS = {
     "ArgMax": "argmax_param",
@@ -24,6 +24,7 @@ _BLOCKS = {
 }
 _NUMBERS = (-3, -2, -1, 0, 1, 1, 1, 2, 2, 3, 3, 4, 5, 7)
 _REALS = (-1.0, 0.0, 0.25, 0.5, 0.5, 0.9, 1.0, 1.0, 2.0, float("nan"), float("inf"))
+_TEXTS = ("text",)
 _SHAPES = ((4,), (4, 3), (4, 3, 5), (4, 3, 5, 5), (4, 6, 5, 7), (2, 3, 4, 4, 3), (4, 1, 1, 1), (6, 4, 2, 2))
 
 
@@ -89,7 +90,10 @@ def _fill(random: Random, message: Message, share: float) -> None:
         if field.name == "engine" or random.random() > share:
             continue
         if field.is_repeated:
-            values = [_value(random, field) for _ in range(random.choice((1, 1, 1, 2, 3)))]
+            values = [
+                random_value(random, field, _TEXTS, _REALS, _NUMBERS)
+                for _ in range(random.choice((1, 1, 1, 2, 3)))
+            ]
             if field.message_type is None:
                 getattr(message, field.name).extend(values)
         elif field.message_type is pb.FillerParameter.DESCRIPTOR:
@@ -99,18 +103,4 @@ def _fill(random: Random, message: Message, share: float) -> None:
         elif field.message_type is not None:
             _fill(random, getattr(message, field.name), 0.9)
         else:
-            setattr(message, field.name, _value(random, field))
-
-
-def _value(random: Random, field: Any) -> Any:  # noqa: ANN401
-    kind = field.cpp_type
-    if kind == field.CPPTYPE_ENUM:
-        return random.choice(field.enum_type.values).number
-    if kind == field.CPPTYPE_BOOL:
-        return random.random() < 0.5
-    if kind == field.CPPTYPE_STRING:
-        return "text"
-    if kind in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
-        return random.choice(_REALS)
-    least = 0 if kind in (field.CPPTYPE_UINT32, field.CPPTYPE_UINT64) else -3
-    return random.choice([number for number in _NUMBERS if number >= least])
+            setattr(message, field.name, random_value(random, field, _TEXTS, _REALS, _NUMBERS))

@@ -10,22 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from google.protobuf import text_format
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
-from caffe_recipes.caffe.prototxt import load_prototxt
-from caffe_recipes.caffe.weights import check_weights, load_weights
-from caffe_recipes.engine import memory
-from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.main import COMMANDS, check_modules, parse_flags
-from caffe_recipes.engine.operators import OPERATORS
-from caffe_recipes.engine.subcommands import find_device
-from caffe_recipes.errors import InputError, escaped_error
+from caffe_recipes.engine.main import check_modules, parse_flags
+from caffe_recipes.errors import InputError
+from tests.engine.conftest import only_line
 
 Run = Callable[..., tuple[int, str]]
 Change = Callable[..., None]
@@ -36,14 +28,6 @@ def signal_once_handled(number: signal.Signals) -> None:
     while signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
         time.sleep(0.01)
     os.kill(os.getpid(), number)
-
-
-def only_line(log: str) -> str:
-    """Return the one line that is not a log line; there must be exactly one, and no traceback."""
-    lines = [line for line in log.splitlines() if line.startswith("caffe-torch")]
-    assert len(lines) == 1, log[-2000:]
-    assert "Traceback" not in log
-    return lines[0]
 
 
 @pytest.mark.parametrize("words", [("-solver", "s"), ("--solver", "s"), ("-solver=s",), ("--solver=s",)])
@@ -238,111 +222,6 @@ def test_an_empty_lmdb_names_its_path(case: Path, run: Run) -> None:
     assert only_line(log).startswith("caffe-torch: net.prototxt: lmdb")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"<html>not found</html>", b"\x00\xff" * 50, b"net: 'x'\nbase_lr: 1\n"]
-)
-@pytest.mark.parametrize("flag", ["-weights", "-snapshot"])
-def test_files_that_caffe_would_accept_as_weights_are_refused(
-    case: Path, run: Run, content: bytes, flag: str
-) -> None:
-    (case / "w").write_bytes(content)
-    code, log = run("train", "-solver", "solver.prototxt", flag, "w")
-    assert code == 2
-    assert only_line(log).startswith("caffe-torch: w: ")
-
-
-def test_a_truncated_snapshot_is_refused(case: Path, run: Run) -> None:
-    assert run("train", "-solver", "solver.prototxt")[0] == 0
-    whole = (case / "run_iter_6.caffemodel").read_bytes()
-    (case / "cut.caffemodel").write_bytes(whole[: len(whole) // 2])
-    code, log = run("train", "-solver", "solver.prototxt", "-weights", "cut.caffemodel")
-    assert code == 2
-    assert "cut.caffemodel" in only_line(log)
-
-
-def test_weights_of_another_net_are_refused(case: Path, run: Run, change: Change) -> None:
-    assert run("train", "-solver", "solver.prototxt")[0] == 0
-    change(case / "net.prototxt", ('name: "ip"', 'name: "other"'))
-    code, log = run("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel")
-    assert code == 2
-    assert "has no layer in common with net.prototxt" in only_line(log)
-
-
-def test_weights_of_another_shape_are_refused_with_both_shapes(case: Path, run: Run, change: Change) -> None:
-    assert run("train", "-solver", "solver.prototxt")[0] == 0
-    change(case / "net.prototxt", ("num_output: 3", "num_output: 5"))
-    code, log = run("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel")
-    assert code == 2
-    assert "3 16 (48)" in only_line(log)
-    assert "5 16 (80)" in only_line(log)
-
-
-def test_a_renamed_layer_is_refused_unless_it_is_declared_new(case: Path, run: Run, change: Change) -> None:
-    two = (
-        'layer { name: "hid" type: "InnerProduct" bottom: "data" top: "hid" '
-        'inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }\n'
-    )
-    head = 'layer { name: "ip" type: "InnerProduct" bottom: "data"'
-    change(case / "net.prototxt", (head, two + head.replace('"data"', '"hid"')))
-    assert run("train", "-solver", "solver.prototxt")[0] == 0
-    change(case / "net.prototxt", ('name: "ip"', 'name: "ip_new"'))
-    code, log = run("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel")
-    assert code == 2
-    why = "net.prototxt: layer 'ip_new' is not in run_iter_6.caffemodel, which has 'ip'; rename it, or give "
-    assert why + "-new_layers ip_new" in only_line(log)
-    tested = ("test", "-model", "net.prototxt", "-weights", "run_iter_6.caffemodel")
-    code, log = run(*tested)
-    assert code == 2
-    assert "layer 'ip_new' is not in run_iter_6.caffemodel, which has 'ip'" in only_line(log)
-    wanted = ("-weights", "run_iter_6.caffemodel", "-new_layers", "ip_new")
-    code, log = run("train", "-solver", "solver.prototxt", *wanted)
-    assert code == 0
-    assert "Ignoring source layer ip\n" in log
-
-
-def test_a_new_layer_starts_from_its_fillers_whatever_the_weights_hold(
-    case: Path, run: Run, change: Change
-) -> None:
-    hidden = (
-        'layer { name: "hid" type: "InnerProduct" bottom: "data" top: "hid" '
-        'inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }\n'
-    )
-    head = 'layer { name: "ip" type: "InnerProduct" bottom: "data"'
-    change(case / "net.prototxt", (head, hidden + head.replace('"data"', '"hid"')))
-    assert run("train", "-solver", "solver.prototxt")[0] == 0
-    change(case / "net.prototxt", ("num_output: 3", "num_output: 5"))
-    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 0"))
-    words = ("-weights", "run_iter_6.caffemodel", "-new_layers", "ip")
-    assert run("train", "-solver", "solver.prototxt", *words)[0] == 0
-    old, new = (
-        {layer.name: layer for layer in pb.NetParameter.FromString((case / name).read_bytes()).layer}
-        for name in ("run_iter_6.caffemodel", "run_iter_0.caffemodel")
-    )
-    assert new["hid"].blobs == old["hid"].blobs
-    assert len(new["ip"].blobs[0].data) == 5 * 4
-
-
-def test_layers_may_come_from_several_files(case: Path, run: Run, change: Change) -> None:
-    assert run("train", "-solver", "solver.prototxt")[0] == 0
-    whole = pb.NetParameter.FromString((case / "run_iter_6.caffemodel").read_bytes())
-    more = (
-        'layer { name: "more" type: "InnerProduct" bottom: "ip" top: "more" '
-        "inner_product_param { num_output: 3 bias_term: false } }\n"
-    )
-    tail = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip"'
-    change(case / "net.prototxt", (tail, more + tail.replace('"ip"', '"more"')))
-    for layer in whole.layer:
-        layer.name = layer.name.replace("ip", "more")
-        del layer.blobs[1:]
-        if layer.blobs:
-            layer.blobs[0].shape.dim[:] = [3, 3]
-            layer.blobs[0].data[:] = [1.0] * 9
-    (case / "more.caffemodel").write_bytes(whole.SerializeToString())
-    words = ("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel,more.caffemodel")
-    code, log = run(*words)
-    assert code == 0, log[-1000:]
-
-
 def test_a_loss_that_is_not_a_number_exits_3_at_its_iteration(case: Path, run: Run, change: Change) -> None:
     change(case / "net.prototxt", ("scale: 0.01", "scale: 1e38"))
     code, log = run("train", "-solver", "solver.prototxt")
@@ -528,199 +407,6 @@ def test_a_snapshot_is_not_written_through_a_link_that_another_user_planted(
     assert code == 3
     assert f"{planted} is a symbolic link of user 54321" in log
     assert (case / "profile").read_text() == "mine"
-
-
-def test_blobs_without_axes_are_read_as_caffe_writes_them(case: Path, run: Run, change: Change) -> None:
-    act = """layer { name: "act" type: "PReLU" bottom: "ip" top: "act" prelu_param { channel_shared: true } }
-    layer { name: "by" type: "Scale" bottom: "act" top: "by"
-      scale_param { axis: 0 num_axes: 0 bias_term: true } }
-    """
-    change(case / "net.prototxt", ('layer { name: "loss"', act + 'layer { name: "loss"'))
-    change(case / "net.prototxt", ('bottom: "ip" bottom: "label"', 'bottom: "by" bottom: "label"'))
-    assert run("train", "-solver", "solver.prototxt")[0] == 0
-    path = case / "run_iter_6.caffemodel"
-    net = pb.NetParameter.FromString(path.read_bytes())
-    for layer in net.layer[2:4]:
-        for blob in layer.blobs:
-            assert list(blob.shape.dim) == []
-            blob.ClearField("shape")  # Caffe writes none where there are no axes
-    path.write_bytes(net.SerializeToString())
-    code, log = run("train", "-solver", "solver.prototxt", "-weights", str(path))
-    assert code == 0, log[-500:]
-    assert check_weights(load_weights(path), load_prototxt(case / "net.prototxt", pb.NetParameter)) == []
-
-
-class _Stumbling(torch.autograd.Function):
-    """Pass on a blob, and fail in the second backward pass."""
-
-    passes = 0
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-        _Stumbling.passes += 1
-        if _Stumbling.passes > 1:
-            raise RuntimeError("sizes must match\nat line 1")
-        return grads[0]
-
-
-TANH = 'layer { name: "act" type: "TanH" bottom: "ip" top: "act" }\n'
-
-
-def _raise(*_: object) -> list[torch.Tensor]:
-    raise IndexError("dimension out of range\nand more")
-
-
-@pytest.mark.parametrize(
-    ("setup", "where"),
-    [
-        (_raise, "net.prototxt: layer 'act' (TanH): IndexError: dimension out of range and more; "),
-        (
-            lambda *_: _raise,
-            "net.prototxt: layer 'act' (TanH): iteration 0: IndexError: dimension out of range and more; ",
-        ),
-        (
-            lambda *_: lambda xs, _: [_Stumbling.apply(xs[0])],  # type: ignore[no-untyped-call]
-            "net.prototxt: layer 'act' (TanH): iteration 1: RuntimeError: sizes must match at line 1; ",
-        ),
-    ],
-)
-def test_an_exception_of_torch_or_python_becomes_a_line_with_layer_and_iteration(
-    case: Path,
-    run: Run,
-    change: Change,
-    monkeypatch: pytest.MonkeyPatch,
-    setup: Callable[..., Any],
-    where: str,
-) -> None:
-    monkeypatch.setattr(_Stumbling, "passes", 0)
-    monkeypatch.setitem(OPERATORS, "TanH", setup)
-    change(case / "net.prototxt", ('layer { name: "loss"', TANH + 'layer { name: "loss"'))
-    change(case / "net.prototxt", ('bottom: "ip" bottom: "label"', 'bottom: "act" bottom: "label"'))
-    code, log = run("train", "-solver", "solver.prototxt")
-    assert code == 3
-    assert log.splitlines()[-1].startswith(f"caffe-torch: {where}please report it")
-    assert "Traceback" not in log
-
-
-def test_an_exception_of_a_command_becomes_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COMMANDS, "version", _raise)
-    code, log = run("version")
-    assert code == 3
-    assert log.startswith("caffe-torch: version: IndexError: dimension out of range and more; please report")
-
-
-@pytest.mark.parametrize(
-    ("count", "words", "message"),
-    [
-        (0, ("-gpu", "0"), "-gpu 0, but PyTorch finds no GPU; leave -gpu out to use the CPU"),
-        (1, ("-gpu", "7"), "-gpu 7, but there is no GPU 7; this host has only GPU 0"),
-        (4, ("-gpu", "7"), "-gpu 7, but there is no GPU 7; this host has GPUs 0 to 3"),
-        (4, (), "missing, but there is no GPU 5; this host has GPUs 0 to 3"),
-        (1, ("-gpu", "0"), "-gpu 0, but PyTorch cannot use it: the driver is too old; leave -gpu out"),
-    ],
-)
-def test_a_gpu_that_cannot_be_used_is_one_line(
-    case: Path,
-    run: Run,
-    change: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    count: int,
-    words: tuple[str, ...],
-    message: str,
-) -> None:
-    def fail(_: int) -> str:
-        raise RuntimeError("the driver is too old\nand more")
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "get_device_name", fail)
-    change(case / "solver.prototxt", ("solver_mode: CPU", "device_id: 5"))
-    code, log = run("train", "-solver", "solver.prototxt", *words)
-    assert (code, message in only_line(log)) == (2, True), log
-
-
-@pytest.mark.parametrize(
-    ("flag", "device_id", "gpus"),
-    [
-        ("2", "", [2, 2]),
-        ("1,3", "", [1, 3]),
-        ("all", "", [0, 1]),
-        ("", "", [0, 1]),
-        ("", "device_id: 3", [3, 3]),
-    ],
-)
-def test_the_ranks_of_a_host_take_one_gpu_each(
-    monkeypatch: pytest.MonkeyPatch, flag: str, device_id: str, gpus: list[int]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 if flag == "all" else 4)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: f"GPU {gpu}")
-    monkeypatch.setenv("PMI_SIZE", "2")
-    solver = text_format.Parse(device_id, pb.SolverParameter())
-    for rank, gpu in enumerate(gpus):
-        monkeypatch.setenv("PMI_RANK", str(rank))
-        monkeypatch.setenv("MPI_LOCALRANKID", str(rank))
-        assert find_device(flag, "train", Log(enabled=False), solver) == f"cuda:{gpu}"
-
-
-class _Full(torch.autograd.Function):
-    """Runs out of memory in the forward or the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, is_forward: bool) -> torch.Tensor:  # noqa: ANN401
-        if is_forward:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-
-@pytest.mark.parametrize(
-    ("is_forward", "there", "part"),
-    [
-        (
-            True,
-            2**34,
-            "(TanH): iteration 0: the memory of this host is full: a batch of 4 images",
-        ),
-        (
-            False,
-            2**34,
-            "net.prototxt: iteration 0: the memory of this host is full: a batch of 4 images",
-        ),
-        (True, 2**34, "there are 16 GiB; a batch_size of 3 may fit, with a larger iter_size"),
-        (True, 2**7, "there are 1.19e-07 GiB; use one with more memory; or use --checkpoint-activations"),
-    ],
-)
-def test_a_full_memory_says_what_was_needed_and_what_fits(
-    case: Path,
-    run: Run,
-    change: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    is_forward: bool,
-    there: int,
-    part: str,
-) -> None:
-    def forward(xs: list[torch.Tensor], _: object) -> list[torch.Tensor]:
-        monkeypatch.setattr(memory, "memory_of", lambda device: there)  # not before: this is checked first
-        return [_Full.apply(xs[0], is_forward)]  # type: ignore[no-untyped-call]
-
-    monkeypatch.setitem(OPERATORS, "TanH", lambda *_: forward)
-    change(case / "net.prototxt", ('layer { name: "loss"', TANH + 'layer { name: "loss"'))
-    change(case / "net.prototxt", ('bottom: "ip" bottom: "label"', 'bottom: "act" bottom: "label"'))
-    code, log = run("train", "-solver", "solver.prototxt")
-    assert code == 3
-    assert part in only_line(log)
-    assert not list(case.glob("run_*"))
-
-
-def test_a_full_gpu_is_not_reported_as_a_bug() -> None:
-    error = escaped_error("layer 'conv1'", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
-    assert str(error).startswith("layer 'conv1': the GPU's memory is full; lower batch_size")
 
 
 @pytest.mark.promise("nothing is written through planted links")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from caffe_recipes.caffe import pb
-from tests.engine.test_main import only_line
+from tests.engine.conftest import only_line
 
 Run = Callable[..., tuple[int, str]]
 Change = Callable[..., None]
