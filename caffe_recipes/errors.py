@@ -62,6 +62,10 @@ class InputError(CaffeRecipesError):
     exit_code = 2
 
 
+class InUse(InputError):
+    """A run, or a recipe's folder, in which another process trains."""
+
+
 _Input = TypeVar("_Input", bound=InputError)
 _MOST_SHOWN = 6
 

@@ -42,9 +42,9 @@ from caffe_recipes.errors import CheckFailed, InputError, RecipeError
 def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, dialect: str) -> None:
     """Write a recipe's solvers, nets and job scripts into prototxt/<recipe>/ and jobs/<recipe>/.
 
-    Unchanged files are counted, not listed.
+    The file of a family stands for all of its rows. Unchanged files are counted, not listed.
     """
-    from caffe_recipes.recipe.source import load_any_recipe
+    from caffe_recipes.recipe.source import expand_families, load_any_recipe
     from caffe_recipes.render.dialect import find_parts, translate_whole
     from caffe_recipes.render.headers import check_namesake, find_misnamed
     from caffe_recipes.render.recipe_files import generate_all
@@ -53,6 +53,7 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
 
     if not check:
         consent.allow_code()
+    recipes = tuple(expand_families(recipes))
     loaded = [load_any_recipe(recipe) for recipe in recipes]
     inexact = [f"{recipe.name}: {part}" for recipe in loaded for part in find_parts(recipe, dialect)]
     for line in inexact:

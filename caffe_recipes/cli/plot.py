@@ -12,11 +12,13 @@ from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import PATH, RECIPE, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, max_bytes_option
 from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.source import expand_families
 from caffe_recipes.render.tree import write_file
 from caffe_recipes.review.inspect.plot_style import format_of
 from caffe_recipes.review.inspect.schedules import find_epochs_per_iter, load_schedules
 from caffe_recipes.review.inspect.schedules_plot import render_plot
 from caffe_recipes.review.lint.folders import find_chain
+from caffe_recipes.review.naming import KINDS, require_named
 
 if TYPE_CHECKING:
     from caffe_recipes.review.inspect.curves import XAxis
@@ -103,21 +105,32 @@ def plot(
         return
     if any(shown):
         trained, other = names[shown.index(True)], names[shown.index(False)]
-        hint = f"plot {trained} without it"
-        raise InputError(other, f"is a schedule, but {trained} is a run or a log", hint)
+        require_named(other, KINDS, "", takes_runs=True)
+        what = f"is not a run or a log, as {trained} is"
+        raise InputError(other, what, "plot schedules and curves by two commands")
     if axis is not None:
         raise InputError("--x", "is for runs and logs", "leave it out; --images draws solvers over epochs")
+    _plot_schedules(names, out, counts, max_bytes, is_apart=apart, log=log)
+
+
+def _plot_schedules(
+    names: tuple[str, ...], out: Path, counts: _Counts, max_bytes: int, *, is_apart: bool, log: bool
+) -> None:
+    if out.suffix.lower() == ".csv":
+        raise InputError(
+            out, "is for curves", "end it in .svg, .png or .pdf; `caffe-recipes lr` prints rates"
+        )
     kind = format_of(out)
     names = tuple(
         file
-        for name in names
+        for name in expand_families(names)
         for file in (
-            find_chain(Path(name), max_bytes, is_ordered=not apart) if Path(name).is_dir() else [name]
+            find_chain(Path(name), max_bytes, is_ordered=not is_apart) if Path(name).is_dir() else [name]
         )
     )
     files = [name for name in names if Path(name).is_file() and not name.endswith(RECIPE.suffixes)]
     per_iter = find_epochs_per_iter(files, counts.images, counts.ranks, counts.batch, max_bytes)
-    picture = render_plot(load_schedules(names, per_iter, apart=apart, max_bytes=max_bytes), kind, log=log)
+    picture = render_plot(load_schedules(names, per_iter, apart=is_apart, max_bytes=max_bytes), kind, log=log)
     write_file(out, picture)
     echo(f"wrote {out}")
 
@@ -138,7 +151,7 @@ def _plot_curves(
     from caffe_recipes.review.inspect.curves_plot import render_curves
     from caffe_recipes.run.monitor.curves import is_run, load_run_curve
 
-    kind = "csv" if out.suffix.lower() == ".csv" else format_of(out)
+    kind = "csv" if out.suffix.lower() == ".csv" else format_of(out, ".svg, .png, .pdf or .csv")
     if log and kind == "csv":
         raise InputError("--log", "is for pictures, not for a .csv", "leave it out")
     given = next((option for option, count in vars(counts).items() if count is not None), None)

@@ -26,8 +26,8 @@ def report(runs: tuple[str, ...], out: Path, caffe_root: str) -> None:
     It has the timeline of all hosts, the curves, the throughput, what failed and what was done about it,
     lint's findings, the recipe, the digests of all files, and the commands to do it again. Several runs are
     drawn into the same charts, and what differs between their recipes is listed. RUN is the folder or name of
-    a run (digits-local-1), or a recipe, which stands for its latest run. Each `run` writes such a page, too:
-    runs/NAME/report.html.
+    a run (digits-local-1), or a recipe, which stands for its latest run, as a family does for those of its
+    rows. Each `run` writes such a page, too: runs/NAME/report.html.
 
     What cannot be read is listed on the page and on standard error.
     """

@@ -196,7 +196,7 @@ def _run_each(typed: run_options.GivenRun, given: RunOptions) -> None:
     recipes = [row.load() for row in each]
     options = {one.name: row.options(one, given) for row, one in zip(each, recipes, strict=True)}
     run_each(recipes, lambda one: _run(one, options[one.name], detach=False), echo)
-    echo(f"compare them: caffe-recipes runs {typed.recipe}")
+    echo(f"compare them: caffe-recipes runs {typed.recipe}, or report {typed.recipe} -o report.html")
 
 
 def _run(recipe: AnyRecipe, options: RunOptions, *, detach: bool) -> None:

@@ -58,4 +58,4 @@ def runs(
         where = f"{on}:{caffe_root}/runs" if on else f"{caffe_root}/runs"
         echo(f"no runs in {where}; give the folder that contains `runs` with --caffe-root")
     else:
-        echo(*comparison.render_runs(compared))
+        echo(*comparison.render_runs(compared, sort))

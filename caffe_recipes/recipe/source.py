@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,18 @@ def list_family_rows(name: str) -> list[str] | None:
         return None
     text = load_yaml_text(Path(name), "recipe", RecipeError)
     return list_rows(text, name) if is_family(text) else None
+
+
+def expand_families(names: Iterable[str]) -> list[str]:
+    """Return names of recipes, with FILE:ROW for each row of a family that is given by its file.
+
+    Raises RecipeError as `list_family_rows` does.
+    """
+    found = list[str]()
+    for name in names:
+        rows = list_family_rows(name)
+        found += [name] if rows is None else [f"{name}:{row}" for row in rows]
+    return found
 
 
 def parse_recipe(text: str, where: str | Path, folder: Path, row: str | None = None) -> Recipe:

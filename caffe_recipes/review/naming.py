@@ -15,13 +15,14 @@ import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, get_args
 
 from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
 
 GivenKind = Literal["recipe", "net", "file", "folder"]
+KINDS: tuple[GivenKind, ...] = get_args(GivenKind)
 
 _MAX_CHARACTERS = 1_000_000
 _START_BYTES = 512
@@ -108,8 +109,10 @@ def find_named(text: str) -> Named | None:
 
 _OR_RUN = (
     "recipe, file, folder or run",
-    "`caffe-recipes recipes` lists the recipes, and `caffe-recipes runs` the runs",
+    "`caffe-recipes recipes` lists the recipes, and `caffe-recipes runs` the runs; name another folder that "
+    "contains `runs` with --caffe-root",
 )
+_NUMBERED = re.compile(r".*-\d+", re.DOTALL)  # as the names of runs are
 
 
 def require_named(text: str, kinds: Collection[GivenKind], wanted: str, *, takes_runs: bool = False) -> Named:
@@ -155,7 +158,8 @@ def nothing_named(text: str, kinds: str = "recipe, file or folder", hint: str = 
     if _is_path(text):
         near = difflib.get_close_matches(Path(text).name, _names_beside(text), n=1, cutoff=0.8)
         return InputError(text, "no such file", f"did you mean '{near[0]}'?" if near else "check the path")
-    near = difflib.get_close_matches(text[:200], shipped_names(), n=1)
+    is_maybe_run = hint and _NUMBERED.fullmatch(text)
+    near = [] if is_maybe_run else difflib.get_close_matches(text[:200], shipped_names(), n=1)
     advice = f"did you mean '{near[0]}'?" if near else hint or "`caffe-recipes recipes` lists the recipes"
     return InputError("", f"'{text}' is not a {kinds}", advice)
 

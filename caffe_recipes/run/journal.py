@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from caffe_recipes.errors import InputError, RunFailed, hint_for
+from caffe_recipes.errors import InputError, InUse, RunFailed, hint_for
 from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files.bounded_reads import read_within
 from caffe_recipes.files.disk_space import FULL
@@ -261,9 +261,7 @@ class Journal(JournalFile):
         super().__init__(
             path,
             clock,
-            lambda: InputError(
-                path.parent, f"is in use by {name_process(path)}", _hint_in_use(path.parent.name)
-            ),
+            lambda: InUse(path.parent, f"is in use by {name_process(path)}", _hint_in_use(path.parent.name)),
             hint="check the run's folder, or start over with --new",
             after_room="run the same command again to resume",
             create=create,

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, InUse
 from caffe_recipes.files.locks import open_lock, try_lock
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.tree import find_differences
@@ -70,7 +70,7 @@ class RecipeLock:
         """Raise InputError if another run or run.sh is active, without acquiring or creating a lock."""
         for name, what, hint in (_RUN, _SCRIPT):
             if is_held(self.folder / name):
-                raise InputError(self.folder / name, what, hint)
+                raise InUse(self.folder / name, what, hint)
 
     def is_run_active(self) -> bool:
         """Return whether another run or run.sh is active; False if the file system has no locks."""
@@ -116,7 +116,7 @@ class RecipeLock:
             while not try_lock(file, how):
                 if time.monotonic() >= deadline:
                     os.close(file)
-                    raise InputError(path, what, hint)
+                    raise InUse(path, what, hint)
                 time.sleep(_POLL_S)
             if then is not None:
                 fcntl.flock(file, then)

@@ -37,7 +37,7 @@ def test_options_give_the_epochs_of_a_log(tmp_path: Path, log: Path) -> None:
     ("words", "message"),
     [
         (("train.log", "--x", "epochs"), "train.log: does not say how many iterations are an epoch; "),
-        (("train.log", "digits-local"), "digits-local: is a schedule, but train.log is a run or a log; "),
+        (("train.log", "digits-local"), "digits-local: is not a run or a log, as train.log is; "),
         (("digits-local", "--x", "hours"), "--x: is for runs and logs; "),
         (("train.log", "--apart"), "--apart: is for solver files; leave it out"),
         (("missing.log",), "missing.log: cannot be read: No such file or directory; "),

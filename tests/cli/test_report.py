@@ -23,6 +23,22 @@ def test_runs_are_given_by_name_or_folder(tmp_path: Path, recipe: Path) -> None:
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_a_family_stands_for_the_runs_of_its_rows(tmp_path: Path, recipe: Path) -> None:
+    rows = [f"  {line}" for line in RECIPE.splitlines() if not line.startswith(("name:", "title:"))]
+    base = "\n".join(rows)
+    family = (
+        f"family: ours\ntitle: Ours\nbase:\n{base}\nrows:\n  small: {{title: A}}\n  large: {{title: B}}\n"
+    )
+    (tmp_path / "ours.yaml").write_text(family)
+    done = call_main("report", "ours.yaml", "-o", "a.html", cwd=tmp_path)
+    none = "ours.yaml: none of its rows was run; start them: caffe-recipes run ours.yaml --each"
+    assert (done.returncode, done.stderr) == (2, f"Error: {none}\n")
+    write_run(tmp_path, recipe, started(), launched(), log=LOG)
+    for given in ("ours.yaml", "ours.yaml:small"):
+        done = call_main("report", given, "-o", "a.html", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "wrote a.html\n")
+
+
 def test_what_was_not_read_is_reported(tmp_path: Path, recipe: Path) -> None:
     folder = write_run(tmp_path, recipe, started(), launched(), log=LOG)
     (folder / "logs" / "init-1.log").unlink()

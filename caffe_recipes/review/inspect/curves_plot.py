@@ -268,7 +268,8 @@ def _write_ends(axes: Axes, ends: Sequence[tuple[End, str]], panel_in: float) ->
         axes.text(1.012, place, name, transform=axes.transAxes, fontsize=7, color=colour, va="center")
         if right - x > 0.03 * (right - axes.get_xlim()[0]):
             leads_to = in_panel.inverted().transform((1.0, place))[1]
-            axes.plot([x, right], [y, leads_to], color=colour, linewidth=0.4, linestyle=(0, (1, 3)), zorder=1)
+            # Thin and grey, since data is neither.
+            axes.plot([x, right], [y, leads_to], color=_GREY, linewidth=0.3, alpha=0.6, zorder=1)
 
 
 def _write_key(axes: Axes, curves: Sequence[TrainingCurve], panel: str) -> None:

@@ -41,11 +41,11 @@ _SETTINGS: dict[Any, Any] = {
 }
 
 
-def format_of(path: Path) -> str:
-    """Return the image format of a file name. Raises InputError for an unknown extension."""
+def format_of(path: Path, known: str = ".svg, .png or .pdf") -> str:
+    """Return the image format of a file name. Raises InputError, which names the `known` extensions."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in _METADATA:
-        raise InputError(path, "is not a picture file", "end it in .svg, .png or .pdf")
+        raise InputError(path, "is not a picture file", f"end it in {known}")
     return kind
 
 

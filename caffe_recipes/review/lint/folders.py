@@ -212,10 +212,13 @@ def lint_targets(
     if not others:
         _refuse_options(options)
     found: list[Finding] = []
-    for recipe in recipes:
-        from caffe_recipes.review.lint.recipe_lint import lint_recipe  # pydantic is slow to import
+    if recipes:
+        from caffe_recipes.recipe.source import expand_families  # pydantic is slow to import
+        from caffe_recipes.review.lint.recipe_lint import lint_recipe
 
-        found += lint_recipe(recipe, options.dialect, report)
+        for recipe in expand_families(recipes):
+            new = lint_recipe(recipe, options.dialect, report)
+            found += (one for one in new if one not in found)  # rows share the lines of their base
     return _advise_recipes(found + _lint_paths(others, options, report))
 
 

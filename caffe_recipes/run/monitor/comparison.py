@@ -17,6 +17,7 @@ from caffe_recipes.wording import did_you_mean, one_line, shorten
 
 COLUMNS = ("run", "recipe", "state", "epochs", "hours", "images_per_s", "loss", "top1", "top5")
 _WIDEST_VALUE = 40  # of a recipe's key in a table
+_MOST_KEYS = 8  # of recipes in a table; those of unrelated recipes differ in dozens
 _FORMS = {
     "epochs": "{:.4g}",
     "hours": "{:.2f}",
@@ -75,14 +76,23 @@ def _sort_key(value: object) -> tuple[bool, float, str]:
     return not is_number, float(value) if isinstance(value, int | float) else 0.0, value_text(value)  # type: ignore[arg-type]
 
 
-def render_runs(compared: RunComparison) -> list[str]:
-    """Return the comparison as a table, without columns that are empty for all runs, and errors below it."""
+def render_runs(compared: RunComparison, shown: str | None = None) -> list[str]:
+    """Return the comparison as a table, without columns that are empty for all runs, and errors below it.
+
+    Of many keys in which recipes differ, only `shown`, by which the runs are sorted, has a column.
+    """
     rows = [compared.values(index) for index in range(len(compared.runs))]
-    names = [name for name in [*COLUMNS, *compared.differing] if any(row[name] is not None for row in rows)]
+    keys = [*compared.differing]
+    if len(keys) > _MOST_KEYS:
+        keys = [key for key in keys if key == shown]
+    names = [name for name in [*COLUMNS, *keys] if any(row[name] is not None for row in rows)]
     table = [[_HEADINGS.get(name, name) for name in names]]
     table += [[_cell(name, row[name]) for name in names] for row in rows]
-    errors = [run.error for run in compared.runs if run.error]
-    return [*align_columns(table, {_HEADINGS.get(name, name) for name in _FORMS}), *errors]
+    notes = [run.error for run in compared.runs if run.error]
+    if left := len(compared.differing) - len(keys):
+        others = "other keys" if keys else "keys"
+        notes.append(f"the recipes differ in {left} {others}: name fewer runs to see them here, or use --csv")
+    return [*align_columns(table, {_HEADINGS.get(name, name) for name in _FORMS}), *notes]
 
 
 def _cell(name: str, value: Any) -> str:  # noqa: ANN401 - any value of a recipe

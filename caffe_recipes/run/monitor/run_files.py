@@ -24,8 +24,8 @@ from caffe_recipes.file_format import take_format
 from caffe_recipes.files.bounded_reads import open_file, too_large
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes
-from caffe_recipes.recipe.source import load_any_recipe
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes, split_row
+from caffe_recipes.recipe.source import list_family_rows, load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, parse_run_name, sort_runs, thaw_recipe
 from caffe_recipes.run.journal import JOURNAL
 from caffe_recipes.trust import is_own_file
@@ -269,10 +269,11 @@ _FEW_RUNS = 5  # to name in a hint
 def find_run(files: RunFiles, root: str, given: str) -> str:
     """Return the folder of a run, given as a folder, the name of a run, or the name or YAML file of a recipe.
 
-    For a recipe, return its latest run. Raises InputError if there is no such run.
+    For a recipe, also a row of a family as FILE:ROW, return its latest run. Raises InputError if there is no
+    such run.
     """
     runs = posixpath.normpath(posixpath.join(root, RUNS))
-    if given.endswith(RECIPE_SUFFIXES):
+    if _is_recipe_file(given):
         return posixpath.join(runs, _latest(files, runs, name_recipe(given), given))
     name = given.rstrip("/") or given
     folders = dict.fromkeys(
@@ -301,9 +302,25 @@ def load_frozen(files: RunFiles, folder: str) -> AnyRecipe:
         raise InputError(path, what, "restore it, or start over with --new") from None
 
 
+def find_row_runs(files: RunFiles, root: str, given: str) -> dict[str, str] | None:
+    """Return the latest run of each row of a family that is given by its file, "" where there is none.
+
+    None is returned for any other name. Raises RecipeError as `list_family_rows` does.
+    """
+    rows = list_family_rows(given)
+    if rows is None:
+        return None
+    names = files.names(posixpath.normpath(posixpath.join(root, RUNS)))
+    return {row: (sort_runs(names, row) or [""])[-1] for row in rows}
+
+
 def name_recipe(given: str) -> str:
     """Return the name of a recipe that is given by name or as a YAML file; raises RecipeError if invalid."""
-    return load_any_recipe(given).name if given.endswith(RECIPE_SUFFIXES) else given
+    return load_any_recipe(given).name if _is_recipe_file(given) else given
+
+
+def _is_recipe_file(given: str) -> bool:
+    return split_row(given)[0].endswith(RECIPE_SUFFIXES)
 
 
 def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> str:

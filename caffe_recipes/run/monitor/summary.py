@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from caffe_recipes.caffe.measurements import is_accuracy, is_top5
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.recipe.source import list_family_rows
-from caffe_recipes.run.folders import parse_run_name, sort_runs
+from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.monitor.follow import FOLLOW_ENV, FollowEnv, StatusOptions, open_runs
 from caffe_recipes.run.monitor.followed_run import FollowedRun
-from caffe_recipes.run.monitor.run_files import find_run
+from caffe_recipes.run.monitor.run_files import find_row_runs, find_run
 from caffe_recipes.run.monitor.status import StatusEntry, find_status, find_statuses
 from caffe_recipes.run.monitor.status_text import elapsed_s
 from caffe_recipes.run.trainer import Training
@@ -53,28 +52,16 @@ def summarize_runs(
     """
     now_s, found = time.time(), list[RunSummary]()
     for name in given:
-        rows = list_family_rows(name)
-        if rows is None:
-            found.append(summarize_run(_find(name, options, env), now_s))
-        else:
-            found += _summarize_rows(rows, options, env, now_s)
+        with open_runs(options, env) as opened:
+            rows = find_row_runs(opened.files, options.root, name)
+        for row, run in (rows or {"": name}).items():
+            is_known = run or rows is None
+            found.append(
+                summarize_run(_find(run, options, env), now_s) if is_known else RunSummary("", row, "not run")
+            )
     if given:
         return found
     return [summarize_run(status, now_s) for status in find_statuses(options, env)]
-
-
-def _summarize_rows(
-    rows: Sequence[str], options: StatusOptions, env: FollowEnv, now_s: float
-) -> Iterator[RunSummary]:
-    """Yield the latest run of each row; a row may not have been run yet."""
-    with open_runs(options, env) as runs:
-        names = runs.files.names(runs.path)
-    for row in rows:
-        latest = sort_runs(names, row)[-1:]
-        for name in latest:
-            yield summarize_run(_find(name, options, env), now_s)
-        if not latest:
-            yield RunSummary("", row, "not run")
 
 
 def _find(name: str, options: StatusOptions, env: FollowEnv) -> StatusEntry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from caffe_recipes.run.events import Branched, Event, Failed, Launch, RunStarted
 from caffe_recipes.run.failures.explain import ExplainedLine, explain_log
 from caffe_recipes.run.folded_events import describe_event, fold_events, is_complete
 from caffe_recipes.run.folders import freeze_recipe
+from caffe_recipes.run.hidden_texts import TextHider
 from caffe_recipes.run.journal import JOURNAL, JournalError, read_events
 from caffe_recipes.run.monitor.curves import load_launches_curve
 from caffe_recipes.run.monitor.logs import check_below
@@ -37,6 +38,7 @@ from caffe_recipes.run.training_plan import plan_steps
 from caffe_recipes.wording import describe_count, shorten
 
 _LONGEST_LINE = 500
+_SHORT = 200  # characters; a line with several such texts fits
 _MOST_LINES = 2000  # of the journal that are shown
 _MOST_EXPLAINED = 10  # logs
 
@@ -204,14 +206,15 @@ def load_contents(given: str, root: str) -> RunContents:
     Raises InputError if there is no such run, or if its recipe or its journal cannot be read at all; of
     everything else, what can be read is returned.
     """
-    files = LocalFiles()
     folder = given.rstrip("/") or given
     is_folder = Path(folder, JOURNAL).exists()
-    reader = _Reader(folder if is_folder else find_run(files, root, given), root)
-    recipe = load_frozen(files, reader.path)
+    reader = _Reader(folder if is_folder else find_run(LocalFiles(), root, given), root)
+    recipe = load_frozen(reader.files, reader.path)
     events = reader.events(reader.path)
     steps, state = plan_steps(recipe), fold_events(event for _, event in events)
     branches = list(reader.branch_events(state, [step.phase for step in steps]))
+    hidden = tuple(text for _, event in events if isinstance(event, RunStarted) for text in event.hidden)
+    events, *branches = _hide_in_long_texts([events, *branches], TextHider([(state.id, hidden)]))
     begin_s = events[0][0]
     every = sorted([*events, *(one for branch in branches for one in branch)], key=lambda one: one[0])
     launches = [event for _, event in every if isinstance(event, Launch)]
@@ -239,9 +242,20 @@ def load_contents(given: str, root: str) -> RunContents:
         launches=tuple(launches),
         lines=tuple(_journal_lines(every, begin_s, recipe, shown)),
         origins=tuple(find_origins(reader.path, root, recipe, [event for _, event in every], reader.unread)),
-        hidden=tuple(text for _, event in events if isinstance(event, RunStarted) for text in event.hidden),
+        hidden=hidden,
         unread=tuple(dict.fromkeys(reader.unread)),
     )
+
+
+def _hide_in_long_texts(lists: Sequence[list[TimedEvent]], hider: TextHider) -> Iterator[list[TimedEvent]]:
+    """Leave out what is to be hidden of texts that will be shortened: what is left of one would be shown."""
+    for events in lists:
+        found = []
+        for time_s, event in events:
+            texts = {key: text for key, text in vars(event).items() if isinstance(text, str)}
+            long = {key: hider.hide(text) for key, text in texts.items() if len(text) > _SHORT}
+            found.append((time_s, replace(event, **long) if long else event))
+        yield found
 
 
 def _name_state(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from caffe_recipes.errors import InputError, describe_setback, hint_for
 from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.run.monitor.run_files import LocalFiles, find_row_runs
 from caffe_recipes.run.report.contents import load_contents
 from caffe_recipes.run.report.page import render_report
 
@@ -18,18 +19,29 @@ _MOST_LOG_BYTES, _LOG_BYTES_PER_S = 2 << 20, 5000
 def write_report(names: Sequence[str], out: Path, root: str) -> tuple[str, ...]:
     """Write the report of a few runs; return what could not be read, a line for each.
 
-    Raises InputError for a name that is not that of a run, or if `out` is not an .html file or cannot be
+    The file of a family stands for the latest run of each of its rows that was run. Raises InputError for a
+    name that is not that of a run, or if `out` is not an .html file or cannot be
     written.
     """
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(out, "is not an .html file", "end its name in .html")
-    runs = [load_contents(name, root) for name in names]
+    runs = [load_contents(run, root) for name in names for run in _runs_of(name, root)]
     try:
         write_whole({out: render_report(runs).encode()})
     except OSError as error:
         hint = hint_for(error, "check its folder")
         raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
     return tuple(f"{run.name}: {line}" for run in runs for line in run.unread)
+
+
+def _runs_of(name: str, root: str) -> Iterator[str]:
+    rows = find_row_runs(LocalFiles(), root, name)
+    if rows is None:
+        yield name
+    elif not any(rows.values()):
+        raise InputError(name, "none of its rows was run", f"start them: caffe-recipes run {name} --each")
+    else:
+        yield from filter(None, rows.values())
 
 
 def write_own_report(folder: Path, root: Path, ran_s: float = 0.0) -> str:

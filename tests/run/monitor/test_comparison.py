@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,20 @@ def test_a_family_stands_for_the_latest_run_of_each_row(root: Path) -> None:
     found = json.loads(call_main("runs", "ours.yaml", "--json", cwd=root).stdout)
     assert [(row["run"], row["recipe"]) for row in found] == [("small-3", "small"), ("", "large")]
     assert found[1]["state"] == "not run"
+
+
+def test_many_keys_are_counted_but_the_one_sorted_by_is_a_column(root: Path) -> None:
+    recipe = root / "other.yaml"
+    recipe.write_text((resources.files("caffe_recipes.recipes") / "digits-local.yaml").read_text())
+    write_run(root, recipe, started(), number=4)
+    table = call_main("runs", "--sort", "solver.weight_decay", cwd=root).stdout.splitlines()
+    assert table[0].split()[-1] == "solver.weight_decay"
+    whole = json.loads(call_main("runs", "--json", cwd=root).stdout)[0]["recipe_values"]
+    said = (
+        f"the recipes differ in {len(whole) - 1} other keys: name fewer runs to see them here, or use --csv"
+    )
+    assert len(whole) > 20
+    assert table[-1] == said
 
 
 def test_two_runs_differ_in_their_recipes_and_results(root: Path) -> None:

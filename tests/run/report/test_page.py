@@ -88,6 +88,17 @@ def test_secrets_are_left_out_of_text_and_data(place: Place) -> None:
     assert "TOKEN=(hidden)" in page
 
 
+@pytest.mark.parametrize("before", [190, 490, 990, 995])
+def test_a_secret_is_left_out_also_where_a_long_text_is_shortened(place: Place, before: int) -> None:
+    secret = "hunter2-is-a-long-secret"
+    folder = write_run(place.root, place.recipe, log=LOG)
+    digests = digest_texts([secret], load_journal(folder / "journal.jsonl").id)
+    reason = f"{'x' * before}{secret}{'x' * 1000}"
+    append_events(folder, started(hidden=digests), launched(hosts=["a"]), failed("init", reason))
+    page = render_report([load_contents(str(folder), str(place.root))])
+    assert "hunt" not in page
+
+
 def test_a_page_shows_two_runs_and_what_differs_between_their_recipes(place: Place) -> None:
     first = write_run(place.root, place.recipe, started(), launched(), finished("init"), log=LOG)
     other = place.root / "other.yaml"
