@@ -41,7 +41,7 @@ BATCH = 2
 MOST_S = 180
 MOST_BYTES = 12 * 2**30
 # What readers are tried with whose images have an unknown size. The last ones are three frames (colours,
-# and flow), and a text.
+# and flow), a text, and 16 or 8 frames of a video.
 _SIZES = (
     (3, 224, 224),
     (3, 360, 480),
@@ -52,6 +52,8 @@ _SIZES = (
     (9, 224, 224),
     (30, 224, 224),
     (1, 1014, 1),
+    (3, 16, 112, 112),
+    (3, 8, 112, 112),
 )
 _IMAGES = tuple((BATCH, *size) for size in _SIZES)
 _NOT_COUNTED = ("Python", "MemoryData")  # code of the user's own
@@ -138,7 +140,9 @@ def _shrink(net: Any) -> None:  # noqa: ANN401
 
 def _known(shape: Sequence[int | None] | None, image: Sequence[int]) -> list[int]:
     """Return a shape with its unknown sizes filled in."""
-    return [size or image[min(axis, 3)] for axis, size in enumerate(shape or [None] * 4)]
+    return [
+        size or image[min(axis, len(image) - 1)] for axis, size in enumerate(shape or [None] * len(image))
+    ]
 
 
 def _is_target(net: Any, name: str) -> bool:  # noqa: ANN401
@@ -199,7 +203,7 @@ def is_foreign_reader(layer: pb.LayerParameter) -> bool:
     """Return whether a layer reads data in a way that the engine does not run."""
     if layer.type in SOURCES or layer.bottom or not layer.top or layer.type in _NOT_COUNTED:
         return False
-    return type_of(layer).is_reader or layer.type.endswith("Data")
+    return type_of(layer).is_reader or layer.type.lower().endswith("data")
 
 
 def train_twice(path: Path) -> None:

@@ -146,6 +146,41 @@ def conv_3d(x: Array, w: Array, b: Array) -> Array:
     return y
 
 
+def video_convolution(x: Array, w: Array, b: Array) -> Array:
+    """C3D's with stride 2 and padding 1 in space, and stride 1 without padding in time."""
+    padded = np.pad(x, ((0, 0), (0, 0), (0, 0), (1, 1), (1, 1)))
+    counts = (x.shape[2] - w.shape[2] + 1, *((n - w.shape[3]) // 2 + 1 for n in padded.shape[3:]))
+    y: Array = np.empty((len(x), len(w), *counts))
+    for t, i, j in np.ndindex(*counts):
+        window = padded[:, :, t : t + w.shape[2], 2 * i : 2 * i + w.shape[3], 2 * j : 2 * j + w.shape[4]]
+        y[:, :, t, i, j] = np.tensordot(window, w, ([1, 2, 3, 4], [1, 2, 3, 4])) + b
+    return y
+
+
+def video_deconvolution(x: Array, w: Array, b: Array) -> Array:
+    """C3D's with stride 2 in time and 1 in space, without padding."""
+    n, _, *sides = x.shape
+    spans = [(side - 1) * step + k for side, step, k in zip(sides, (2, 1, 1), w.shape[2:], strict=True)]
+    y: Array = np.zeros((n, w.shape[1], *spans))
+    for t, i, j in np.ndindex(*sides):
+        part = np.tensordot(x[:, :, t, i, j], w, 1)
+        y[:, :, 2 * t : 2 * t + w.shape[2], i : i + w.shape[3], j : j + w.shape[4]] += part
+    return y + b[:, None, None, None]
+
+
+def video_pooling(is_max: bool) -> Reference:
+    """C3D's of frames as they are and windows of 2 x 2 of their pixels, clipped at the border."""
+
+    def expected(x: Array) -> Array:
+        y: Array = np.empty((*x.shape[:3], -(-x.shape[3] // 2), -(-x.shape[4] // 2)))
+        for i, j in np.ndindex(*y.shape[3:]):
+            window = x[:, :, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
+            y[:, :, :, i, j] = window.max((3, 4)) if is_max else window.mean((3, 4))
+        return y
+
+    return expected
+
+
 def smooth_l1(a: Array, b: Array, inside: Array | float = 1.0, outside: Array | float = 1.0) -> Array:
     d = np.abs(inside * (a - b))
     return np.array(np.sum(outside * np.where(d < 1 / 4, 2 * d * d, d - 1 / 8)) / len(a))
@@ -206,6 +241,7 @@ def interp(x: Array) -> Array:
 CONT = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0], [1, 1, 1]], float)
 LABELS = np.array([2, 0, 2], float)
 PROBABILITIES = np.abs(noise(3, 4)) / 4
+VIDEO = "num_output: 2 kernel_size: 3 stride: 2 kernel_depth: 2"
 PLANAR = noise(2, 2, 3, 5)
 
 ROWS = [
@@ -268,6 +304,28 @@ ROWS = [
         'type: "Convolution" convolution_param { num_output: 2 kernel_size: 2 }',
         [noise(1, 3, 3, 4, 5)],
         conv_3d,
+    ),
+    *(
+        Row(
+            f'type: "Convolution3D" {block} {{ {VIDEO} pad: 1 }}',
+            [noise(1, 2, 3, 4, 5)],
+            video_convolution,
+        )
+        for block in ("convolution_param", "convolution3d_param")
+    ),
+    Row(
+        'type: "Deconvolution3D" convolution_param { num_output: 2 kernel_size: 2 kernel_depth: 3 '
+        "temporal_stride: 2 }",
+        [noise(1, 3, 2, 2, 3)],
+        video_deconvolution,
+    ),
+    *(
+        Row(
+            f'type: "Pooling3D" {block} {{ {method} kernel_size: 2 kernel_depth: 1 stride: 2 }}',
+            [noise(1, 2, 2, 3, 5)],
+            video_pooling(is_max),
+        )
+        for block, method, is_max in (("pooling_param", "", True), ("pooling3d_param", "pool: AVE", False))
     ),
     Row('type: "Parameter" parameter_param { shape { dim: 3 dim: 5 } }', [], lambda w: w),
     Row('type: "SpatialDropout" dropout_param { dropout_ratio: 0.5 }', [PLANAR], lambda x: x, phase=pb.TEST),

@@ -35,10 +35,16 @@ _WAYS = ("forward", "backward")
 # Fields of other Caffes that operators read.
 _RUN_FIELDS = frozenset(
     (
+        ("ConvolutionParameter", "filter_group"),
+        ("ConvolutionParameter", "kernel_depth"),
+        ("ConvolutionParameter", "temporal_pad"),
+        ("ConvolutionParameter", "temporal_stride"),
         ("LayerParameter", "bn_param"),
         ("LayerParameter", "center_loss_param"),
         ("LayerParameter", "clip_param"),
+        ("LayerParameter", "convolution3d_param"),
         ("LayerParameter", "interp_param"),
+        ("LayerParameter", "pooling3d_param"),
         ("LayerParameter", "seg_accuracy_param"),
         ("LayerParameter", "shuffle_channel_param"),
         ("LayerParameter", "swish_param"),
@@ -46,7 +52,9 @@ _RUN_FIELDS = frozenset(
         ("LossParameter", "class_weighting"),
         ("LossParameter", "weight_by_label_freqs"),
         ("PoolingParameter", "ceil_mode"),
+        ("PoolingParameter", "kernel_depth"),
         ("PoolingParameter", "round_mode"),
+        ("PoolingParameter", "temporal_stride"),
     )
 )
 

@@ -30,7 +30,8 @@ _CPM = "CMU-Perceptual-Computing-Lab/caffe_train"
 _FACE, _WINDOWS = "ydwen/caffe-face", "happynear/caffe-windows"
 _SPHERE, _MARGIN = "wy1iu/sphereface", "wy1iu/LargeMargin_Softmax_Loss"
 _SHUFFLE, _YOLO = "farmingyard/ShuffleNet", "eric612/MobileNet-YOLO"
-_FLOW, _DEEPDETECT = "lmb-freiburg/flownet2", "jolibrain/caffe"
+_FLOW, _C3D = "lmb-freiburg/flownet2", "facebook/C3D"
+_DEEPDETECT = "jolibrain/caffe"
 _BN = f"{_SEGNET}, and another of hszhao/PSPNet"
 _SEVERAL = "several forks"
 
@@ -44,12 +45,14 @@ TYPES: Mapping[str, ForkName] = {
     "ChannelNorm": ForkName(_FLOW),
     "ChannelScale": ForkName(_WINDOWS),
     "ContinuationIndicator": ForkName(_DEEPDETECT),
+    "Convolution3D": ForkName(_C3D),
     "ConvolutionDepthwise": ForkName(_SHUFFLE),
     "Correlation": ForkName(_FLOW),
     "Correlation1D": ForkName(_FLOW),
     "CtcLoss": ForkName(_DEEPDETECT),
     "CustomData": ForkName(_FLOW),
     "DataAugmentation": ForkName(_FLOW),
+    "Deconvolution3D": ForkName(_C3D),
     "DeformableConvolution": ForkName("msracver/Deformable-ConvNets"),
     "DenseImageData": ForkName(_SEGNET),
     "DepthwiseConvolution": ForkName("yonghenglh6/DepthwiseConvolution"),
@@ -73,6 +76,7 @@ TYPES: Mapping[str, ForkName] = {
     "LargeMarginInnerProduct": ForkName(_MARGIN),
     "MarginInnerProduct": ForkName(_SPHERE),
     "Mish": ForkName(_SEVERAL),
+    "Pooling3D": ForkName(_C3D),
     "ReLU6": ForkName("chuanqi305/ssd and others", _NO_CLIP),
     "Resample": ForkName(_FLOW),
     "SeLu": ForkName("soeaver/caffe-model"),
@@ -84,6 +88,8 @@ TYPES: Mapping[str, ForkName] = {
     "Tiling": ForkName(_SEVERAL),
     "TripletLoss": ForkName(_SEVERAL),
     "Upsample": ForkName(f"{_SEGNET}, and another of {_YOLO}"),
+    "VideoWithVoxelTruthData": ForkName(_C3D),
+    "VolumeData": ForkName(_C3D),
     "YoloDetectionOutput": ForkName(_YOLO),
     "YoloSeg": ForkName(_YOLO),
     "Yolov3": ForkName(_YOLO),
@@ -92,6 +98,10 @@ TYPES: Mapping[str, ForkName] = {
 
 FIELDS: Mapping[tuple[str, str], ForkName] = {
     ("AccuracyParameter", "min_is_better"): ForkName(_WINDOWS),
+    **{
+        ("ConvolutionParameter", name): ForkName(_C3D)
+        for name in ("filter_group", "kernel_depth", "temporal_pad", "temporal_stride")
+    },
     ("DropoutParameter", "sample_weights_test"): ForkName(
         _SEGNET, "dropout is off in TEST, as with sample_weights_test: false", "false"
     ),
@@ -105,6 +115,7 @@ FIELDS: Mapping[tuple[str, str], ForkName] = {
     ("LayerParameter", "bn_param"): ForkName(_BN),
     ("LayerParameter", "center_loss_param"): ForkName(_FACE),
     ("LayerParameter", "continuation_indicator_param"): ForkName(_DEEPDETECT),
+    ("LayerParameter", "convolution3d_param"): ForkName(_C3D),
     ("LayerParameter", "cpm_transform_param"): ForkName(_CPM),
     ("LayerParameter", "ctc_loss_param"): ForkName(_DEEPDETECT),
     ("LayerParameter", "dense_image_data_param"): ForkName(_SEGNET),
@@ -118,6 +129,7 @@ FIELDS: Mapping[tuple[str, str], ForkName] = {
     ("LayerParameter", "largemargin_inner_product_param"): ForkName(_MARGIN),
     ("LayerParameter", "margin_inner_product_param"): ForkName(_SPHERE),
     ("LayerParameter", "normalize_param"): ForkName(_WINDOWS),
+    ("LayerParameter", "pooling3d_param"): ForkName(_C3D),
     ("LayerParameter", "seg_accuracy_param"): ForkName(_DEEPLAB),
     ("LayerParameter", "segmentation_evaluate_param"): ForkName(_YOLO),
     ("LayerParameter", "shuffle_channel_param"): ForkName(_SHUFFLE),
@@ -132,6 +144,8 @@ FIELDS: Mapping[tuple[str, str], ForkName] = {
     ("PoolingParameter", "ceil_mode"): ForkName(
         _SEVERAL, "pooling always rounds its output size up, as with ceil_mode: true", "true"
     ),
+    ("PoolingParameter", "kernel_depth"): ForkName(_C3D),
+    ("PoolingParameter", "temporal_stride"): ForkName(_C3D),
     ("SolverParameter", "stepearly"): ForkName(_SEGNET),
     ("SoftmaxParameter", "normalize_type"): ForkName(_WINDOWS),
 }

@@ -27,6 +27,7 @@ from caffe_recipes.caffe.layer_types.windows import (
     dilations,
     show_sides,
     show_window,
+    volume_type,
     windows,
 )
 
@@ -149,15 +150,18 @@ _CONVOLUTION = LayerType(
     kind="matrix",
 )
 
+_DECONVOLUTION = replace(
+    _CONVOLUTION,
+    name="Deconvolution",
+    blocks=("convolution_param",),
+    is_never_loss=False,
+    multiply_adds=_transposed_multiply_adds,
+)
+
 TYPES = (
     _CONVOLUTION,
-    replace(
-        _CONVOLUTION,
-        name="Deconvolution",
-        blocks=("convolution_param",),
-        is_never_loss=False,
-        multiply_adds=_transposed_multiply_adds,
-    ),
+    _DECONVOLUTION,
+    *map(volume_type, (_CONVOLUTION, _DECONVOLUTION)),
     *(
         replace(_CONVOLUTION, name=name, blocks=("convolution_param",), shapes=_depthwise)
         for name in sorted(DEPTHWISE)

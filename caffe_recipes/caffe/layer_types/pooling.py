@@ -24,6 +24,7 @@ from caffe_recipes.caffe.layer_types.windows import (
     describe_window,
     pool_size,
     show_window,
+    volume_type,
     windows,
 )
 
@@ -158,20 +159,21 @@ def _details(layer: pb.LayerParameter) -> str:
     return f"{method} global" if param.global_pooling else f"{method} {', '.join(describe_window(param))}"
 
 
+_POOLING = LayerType(
+    "Pooling",
+    has_engine=True,
+    shapes=_pooling,
+    refuses=(check_windows, _check_pooling),
+    is_never_loss=True,
+    operations=_operations,
+    kernel=lambda layer: "global" if layer.pooling_param.global_pooling else show_window(layer.pooling_param),
+    details=_details,
+    kind="pooling",
+)
+
 TYPES = (
-    LayerType(
-        "Pooling",
-        has_engine=True,
-        shapes=_pooling,
-        refuses=(check_windows, _check_pooling),
-        is_never_loss=True,
-        operations=_operations,
-        kernel=lambda layer: (
-            "global" if layer.pooling_param.global_pooling else show_window(layer.pooling_param)
-        ),
-        details=_details,
-        kind="pooling",
-    ),
+    _POOLING,
+    volume_type(_POOLING),
     LayerType("Upsample", shapes=_upsample, bottoms=(2, 2)),
     LayerType(
         "SPP",

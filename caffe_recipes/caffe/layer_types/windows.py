@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.layer_types.dimensions import Dim, MisfitError
-from caffe_recipes.caffe.layer_types.entry import Refusal, own_block
+from caffe_recipes.caffe.dialects.schema import to_ours
+from caffe_recipes.caffe.layer_types.dimensions import Dim, MisfitError, Shapes
+from caffe_recipes.caffe.layer_types.entry import LayerType, Refusal, Result, own_block
+from caffe_recipes.caffe.prototxt import parse_prototxt, render_prototxt
 
 Windowed = pb.ConvolutionParameter | pb.PoolingParameter
 
@@ -78,6 +82,72 @@ def dilations(param: pb.ConvolutionParameter, axes: int) -> tuple[int, ...]:
     if len(values) not in (1, axes) or min(values) < 1:
         raise MisfitError(f"has dilation {', '.join(map(str, values))} for {axes} spatial axes")
     return values * axes if len(values) == 1 else values
+
+
+# The sizes of C3D's windows: those along time, and along height and width with their default.
+_VOLUME = {
+    "kernel_size": ("kernel_depth", 0),
+    "stride": ("temporal_stride", 1),
+    "pad": ("temporal_pad", 0),
+}
+
+
+def as_volume(layer: pb.LayerParameter) -> pb.LayerParameter:
+    """Return a layer of C3D, over time, height and width, as a plain one with three spatial axes.
+
+    Version 1.0 has its settings in the plain layer's block. `group` is not read, and `filter_group` only
+    saves memory. Source: facebook/C3D, convolution3d_layer.cpp, deconvolution3d_layer.cpp, pool3d_layer.cpp.
+    """
+    plain = pb.LayerParameter.FromString(to_ours(layer).SerializePartialToString())
+    plain.type = layer.type.removesuffix("3D")
+    block = "pooling" if plain.type == "Pooling" else "convolution"
+    own = getattr(layer, f"{block}3d_param", None)
+    given = deepcopy(getattr(layer, f"{block}_param") if own is None or not own.ListFields() else own)
+    text = [
+        f"{size}: {_only(given, name) or default}"
+        for size, (time, default) in _VOLUME.items()
+        for name in (time, size, size)
+    ]
+    for name in (*_VOLUME, *(time for time, _ in _VOLUME.values()), "group", "filter_group"):
+        if name in given.DESCRIPTOR.fields_by_name:
+            given.ClearField(name)
+    param = getattr(plain, f"{block}_param")
+    param.CopyFrom(parse_prototxt("\n".join([render_prototxt(given), *text]), type(param)))
+    return plain
+
+
+def _only(param: Windowed, name: str) -> str:
+    """Return a number of a block as text, also of a repeated field; "" if it is not set."""
+    value = getattr(param, name, "")
+    return str(value) if isinstance(value, str | int) else " ".join(map(str, value))
+
+
+def volume_type(plain: LayerType) -> LayerType:
+    """Return the entry of C3D's layer from that of the plain one."""
+    shapes, fillers = plain.shapes, plain.fillers
+    assert shapes
+
+    def volume_shapes(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+        if len(bottoms[0]) != 5:
+            raise MisfitError("needs a bottom with 5 axes: images, channels, time, height and width")
+        return shapes(as_volume(layer), bottoms)
+
+    return replace(
+        plain,
+        name=f"{plain.name}3D",
+        blocks=(plain.block,),
+        has_engine=False,
+        bottoms=(1, 1),
+        shapes=volume_shapes,
+        fillers=fillers and (lambda layer: fillers(as_volume(layer))),
+        refuses=(),
+        multiply_adds=lambda found, phase: plain.multiply_adds(
+            replace(found, layer=as_volume(found.layer)), phase
+        ),
+        operations=lambda found, phase: plain.operations(replace(found, layer=as_volume(found.layer)), phase),
+        kernel=lambda layer: plain.kernel(as_volume(layer)),
+        details=lambda layer: plain.details(as_volume(layer)),
+    )
 
 
 def check_windows(layer: pb.LayerParameter) -> Iterator[Refusal]:

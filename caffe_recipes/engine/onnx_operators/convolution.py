@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from caffe_recipes.caffe.dialects.unsupported_names import DEPTHWISE
-from caffe_recipes.caffe.layer_types.windows import dilations, per_axis
+from caffe_recipes.caffe.layer_types.windows import as_volume, dilations, per_axis
 from caffe_recipes.engine.onnx_operators.converter import Converter, Site
 
 
@@ -35,8 +37,14 @@ def _convolution(site: Site) -> list[str]:
     return tops
 
 
+def _volume(site: Site) -> list[str]:
+    return _convolution(replace(site, layer=as_volume(site.layer)))
+
+
 CONVERTERS: dict[str, Converter] = {
     "Convolution": _convolution,
+    "Convolution3D": _volume,
     "Deconvolution": _convolution,
+    "Deconvolution3D": _volume,
     **dict.fromkeys(DEPTHWISE, _convolution),
 }

@@ -7,12 +7,13 @@ what `ceil_mode` does with a last window that begins in the padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from onnx import TensorProto
 
 from caffe_recipes.caffe.layer_types.pooling import pyramid_window
-from caffe_recipes.caffe.layer_types.windows import per_axis, pool_size
+from caffe_recipes.caffe.layer_types.windows import as_volume, per_axis, pool_size
 from caffe_recipes.engine.onnx_operators.converter import Converter, Site
 from caffe_recipes.engine.operators.operator import TensorShape
 
@@ -93,4 +94,8 @@ def _spatial_pyramid(site: Site) -> list[str]:
     return [site.add("Concat", *(site.add("Flatten", level, axis=1) for level in levels), axis=1)]
 
 
-CONVERTERS: dict[str, Converter] = {"Pooling": _pooling, "SPP": _spatial_pyramid}
+CONVERTERS: dict[str, Converter] = {
+    "Pooling": _pooling,
+    "Pooling3D": lambda site: _pooling(replace(site, layer=as_volume(site.layer))),
+    "SPP": _spatial_pyramid,
+}

@@ -11,7 +11,7 @@ from torch.nn import functional
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.unsupported_names import DEPTHWISE
 from caffe_recipes.caffe.layer_types.convolution import as_depthwise
-from caffe_recipes.caffe.layer_types.windows import dilations, per_axis, windows
+from caffe_recipes.caffe.layer_types.windows import as_volume, dilations, per_axis, windows
 from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, format_shape, layer_error
 
 # The convolution and its transpose, by the number of axes. Autocast leaves torch.convolution alone on a CPU.
@@ -92,9 +92,11 @@ def _im2col(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
 
 OPERATORS: dict[str, Setup] = {
     "Convolution": _convolution,
+    "Convolution3D": lambda layer, shapes: _convolution(as_volume(layer), shapes),
     "Deconvolution": _convolution,
+    "Deconvolution3D": lambda layer, shapes: _convolution(as_volume(layer), shapes),
     "Im2col": _im2col,
     **dict.fromkeys(DEPTHWISE, _depthwise),
 }
 
-FRESH = frozenset(("Convolution", "Deconvolution", *DEPTHWISE))
+FRESH = frozenset(("Convolution", "Convolution3D", "Deconvolution", "Deconvolution3D", *DEPTHWISE))

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.pooling import pyramid_window
-from caffe_recipes.caffe.layer_types.windows import per_axis, pool_size
+from caffe_recipes.caffe.layer_types.windows import as_volume, per_axis, pool_size
 from caffe_recipes.engine.operators.operator import (
     Forward,
     Setup,
@@ -150,4 +150,9 @@ class _Placed(torch.autograd.Function):
         return grads[0].gather(2, ctx.saved_tensors[0]), None, None
 
 
-OPERATORS: dict[str, Setup] = {"Pooling": _pooling, "SPP": _spatial_pyramid, "Upsample": _upsample}
+OPERATORS: dict[str, Setup] = {
+    "Pooling": _pooling,
+    "Pooling3D": lambda layer, shapes: _pooling(as_volume(layer), shapes),
+    "SPP": _spatial_pyramid,
+    "Upsample": _upsample,
+}

@@ -40,3 +40,11 @@ def test_a_depthwise_convolution_has_a_group_for_each_channel(tmp_path: Path) ->
 
     layer = 'type: "DepthwiseConvolution" convolution_param { num_output: 4 kernel_size: 3 pad: 1 }'
     check_layer(tmp_path, layer, (2, 4, 7, 9))
+
+
+@pytest.mark.parametrize("kind", ["Convolution3D", "Deconvolution3D"])
+def test_a_convolution_of_videos(tmp_path: Path, kind: str) -> None:
+    from tests.engine.onnx_operators.conftest import check_layer
+
+    param = "num_output: 3 kernel_size: 3 kernel_depth: 2 pad: 1 temporal_stride: 2"
+    check_layer(tmp_path, f'type: "{kind}" convolution3d_param {{ {param} }}', (2, 4, 5, 6, 7))

@@ -59,3 +59,11 @@ def test_pyramids(tmp_path: Path, method: str, levels: int) -> None:
 
     layer = f'type: "SPP" spp_param {{ pool: {method} pyramid_height: {levels} }}'
     check_layer(tmp_path, layer, (2, 3, 9, 11))
+
+
+@pytest.mark.parametrize("method", ["MAX", "AVE"])
+def test_a_pooling_of_videos(tmp_path: Path, method: str) -> None:
+    from tests.engine.onnx_operators.conftest import check_layer
+
+    param = f"pool: {method} kernel_size: 3 kernel_depth: 1 stride: 2"
+    check_layer(tmp_path, f'type: "Pooling3D" pooling3d_param {{ {param} }}', (2, 3, 5, 6, 7))
