@@ -197,6 +197,7 @@ FREE = {
         "authoring/adopt_files.py:read_folder",
         "render/tree.py:_head",
         "render/tree.py:_read",
+        "review/deploy.py:_holds",
         "review/inspect/nets.py:_is_net",
         "review/lint/folders.py:_read_beginning",
         "review/lint/recipe_lint.py:*",

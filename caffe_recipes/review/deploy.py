@@ -15,6 +15,7 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES, NO_COMMENTS, Comment, encod
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.limits import limit
 from caffe_recipes.review.inspect.nets import image_reader, load_given_net
 
@@ -65,17 +66,30 @@ def write_deploy(
 ) -> list[Path]:
     """Write a deploy net and, if given, the weights beside it; return both paths.
 
-    Raises InputError, also before it would write over one of the `inputs`.
+    Raises InputError, also before it would write over one of the `inputs`, or over other weights.
     """
     files = {out: encode_prototxt(text)}
+    if out.suffix in (".caffemodel", ".solverstate", ".h5"):
+        raise InputError(out, "is the name of weights, and a net is written", "give e.g. deploy.prototxt")
     if weights is not None:
         files[out.with_suffix(".caffemodel")] = weights.SerializeToString(deterministic=True)
     for path in files:
         if path.exists() and any(given.exists() and path.samefile(given) for given in inputs):
             raise InputError(path, "is what the net is derived from", "give another file with --out")
+    for path in filter(Path.exists, [*files][1:]):
+        if path.stat().st_size and not _holds(path, files[path]):
+            raise InputError(path, "holds other weights", "remove it, or give another file with --out")
     try:
         write_whole(files)
     except OSError as error:
         hint = hint_for(error, "check its folder")
         raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
     return list(files)
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """Return whether a file holds these bytes; one that cannot be read does not."""
+    try:
+        return read_bytes(path, len(data) + 1) == data
+    except OSError:
+        return False
