@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caffe_recipes.caffe.layer_types import bottoms_without_backward
+from caffe_recipes.caffe.layer_types import bottoms_without_backward, type_of
 from caffe_recipes.engine.nodes import LayerNode
 from caffe_recipes.engine.operators.loss import OverwrittenLoss
 from caffe_recipes.engine.operators.operator import layer_error
@@ -35,7 +35,9 @@ def check_backward(nodes: Sequence[LayerNode]) -> None:
         count = len(node.learned)
         rates = [spec.lr_mult for spec in node.param.param[:count]]
         if any(reached) or any(rates) or len(rates) < count:
-            needed.update(node.tops)
+            # A view of several bottoms passes each on, as Gather does with labels.
+            is_exchange = len(reached) > 1 and type_of(node.param).is_view
+            needed.update(top for i, top in enumerate(node.tops) if not is_exchange or reached[i])
             backward.append((node, list(node.param.propagate_down) or reached))
     under_loss: set[int] = set()
     for node, goes_down in reversed(backward):

@@ -133,7 +133,7 @@ class RunnableNet:
     def _build(self, param: pb.NetParameter) -> None:
         state = param.state
         filtered = filter_net(param, lambda text: self._log.info("net.cpp:1286", text))
-        check_layers(filtered)
+        check_layers(filtered, self._context.ranks)
         for layer in filtered.layer:
             if layer.type in unsupported_names.TYPES:
                 fork = unsupported_names.TYPES[layer.type].fork

@@ -18,6 +18,7 @@ from caffe_recipes.engine.fillers import FILLERS
 from caffe_recipes.engine.operators import OPERATORS
 from caffe_recipes.engine.operators.data import OUTPUTS, SOURCES, check_data_layer
 from caffe_recipes.engine.operators.operator import LayerError, layer_error
+from caffe_recipes.engine.operators.shape import ONE_PROCESS
 
 BEGIN = "<!-- layer types: `make generate` writes the following -->"
 END = "<!-- layer types: end -->"
@@ -53,12 +54,14 @@ def _unsupported_error(where: str, types: Iterable[str]) -> LayerError:
     return LayerError(where, f"{what} not supported", "docs/engine.md lists those that are")
 
 
-def check_layers(net: pb.NetParameter) -> None:
+def check_layers(net: pb.NetParameter, ranks: int = 1) -> None:
     """Raise InputError for a layer that Caffe rejects, or for all layers that the engine does not support."""
     if unsupported := _find_unsupported(net.layer):
         where = ", ".join(f"layer '{layer.name}' ({layer.type})" for layer in unsupported)
         raise _unsupported_error(where, dict.fromkeys(layer.type for layer in unsupported))
     for layer in net.layer:
+        if ranks > 1 and layer.type in ONE_PROCESS:
+            raise layer_error(layer, f"runs in one process, not in {ranks}", "train with one process")
         for refusal in find_refusals(layer, net.engine):
             raise layer_error(layer, refusal.what, refusal.write)
         # A loss without a top gets an unnamed one.

@@ -157,6 +157,8 @@ def _target(net: Any, name: str, image: Sequence[int]) -> Sequence[int]:  # noqa
         if name in reader.bottom and reader.type == "Interp":
             return (BATCH, 1, *image[2:])
         if name in reader.bottom and len(reader.bottom) > 1:
+            if type_of(reader).is_view:  # each top is a bottom, as of a Gather
+                return _target(net, reader.top[list(reader.bottom).index(name)], image)
             other = next(blob for blob in reader.bottom if blob != name)
             cut = deepcopy(net)
             del cut.layer[[layer.name for layer in net.layer].index(reader.name) :]

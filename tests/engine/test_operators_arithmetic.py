@@ -380,6 +380,7 @@ ROWS = [
         [noise(2, 2, 1, 1), PLANAR, PLANAR[:, ::-1].copy()],
         lambda a, x, y: a * x + y,
     ),
+    Row('type: "Scatter"', [PLANAR, noise(2)], lambda *xs: xs, tops=2),
     Row('type: "Interp" interp_param { zoom_factor: 2 }', [PLANAR], interp),
     Row(
         'type: "Pooling" pooling_param { kernel_size: 2 stride: 2 ceil_mode: false }',

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.supported import BEGIN, END, check_supported, render_supported, replace_lists
+from caffe_recipes.engine.supported import (
+    BEGIN,
+    END,
+    check_layers,
+    check_supported,
+    render_supported,
+    replace_lists,
+)
 from caffe_recipes.errors import InputError
 
 DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs" / "engine.md"
@@ -35,3 +42,11 @@ def test_unsupported_layers_of_all_nets_are_named_once_each() -> None:
     with pytest.raises(InputError) as caught:
         check_supported(nets)
     assert caught.value.where == "net.prototxt: layer 'a' (Python), layer 'b' (Python), layer 'c' (Python)"
+
+
+def test_a_layer_that_needs_the_blobs_of_all_ranks_runs_in_one_process_only() -> None:
+    layer = pb.LayerParameter(name="g", type="Gather", bottom=["x"], top=["y"])
+    check_layers(pb.NetParameter(layer=[layer]))
+    with pytest.raises(InputError) as caught:
+        check_layers(pb.NetParameter(layer=[layer]), ranks=2)
+    assert caught.value.where == "layer 'g' (Gather)"

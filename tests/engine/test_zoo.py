@@ -70,6 +70,14 @@ def test_labels_of_a_reader_of_their_own_are_as_many_as_the_predictions(tmp_path
     train_twice(net)
 
 
+def test_labels_that_a_layer_passes_on_are_those_of_its_top(tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    gather = 'layer { name: "g" type: "Gather" bottom: "ip" bottom: "y" top: "ip2" top: "y2" }'
+    loss = (LOSS % "SoftmaxWithLoss").replace('"ip"', '"ip2"').replace('"y"', '"y2"')
+    net.write_text(HDF5 + IP + gather + loss)
+    train_twice(net)
+
+
 def test_made_up_text_consists_of_words(tmp_path: Path) -> None:
     net = tmp_path / "net.prototxt"
     param = "embed_param { num_output: 3 input_dim: 5 bias_term: false }"

@@ -31,7 +31,7 @@ _FACE, _WINDOWS = "ydwen/caffe-face", "happynear/caffe-windows"
 _SPHERE, _MARGIN = "wy1iu/sphereface", "wy1iu/LargeMargin_Softmax_Loss"
 _SHUFFLE, _YOLO = "farmingyard/ShuffleNet", "eric612/MobileNet-YOLO"
 _FLOW, _C3D = "lmb-freiburg/flownet2", "facebook/C3D"
-_DEEPDETECT = "jolibrain/caffe"
+_DEEPDETECT, _TSN = "jolibrain/caffe", "yjxiong/caffe"
 _BN = f"{_SEGNET}, and another of hszhao/PSPNet"
 _SEVERAL = "several forks"
 
@@ -60,6 +60,7 @@ TYPES: Mapping[str, ForkName] = {
     "Flip": ForkName(_WINDOWS),
     "FlowAugmentation": ForkName(_FLOW),
     "FlowWarp": ForkName(_FLOW),
+    "Gather": ForkName(_TSN),
     "GeneralContrastiveLoss": ForkName(_WINDOWS),
     "GeneralTripletLoss": ForkName(_WINDOWS),
     "GenerateAugmentationParameters": ForkName(_FLOW),
@@ -79,6 +80,7 @@ TYPES: Mapping[str, ForkName] = {
     "Pooling3D": ForkName(_C3D),
     "ReLU6": ForkName("chuanqi305/ssd and others", _NO_CLIP),
     "Resample": ForkName(_FLOW),
+    "Scatter": ForkName(_TSN),
     "SeLu": ForkName("soeaver/caffe-model"),
     "SeLuDropout": ForkName("soeaver/caffe-model"),
     "SegAccuracy": ForkName(_DEEPLAB),

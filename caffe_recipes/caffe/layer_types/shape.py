@@ -199,6 +199,10 @@ def _split(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [bottoms[0]] * len(layer.top), []
 
 
+def _keep_all(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    return list(bottoms), []
+
+
 def _reduction(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Reduce `axis` and all axes after it."""
     return [bottoms[0][: canonical_axis(bottoms[0], layer.reduction_param.axis)]], []
@@ -237,6 +241,11 @@ def _check_axis(layer: pb.LayerParameter) -> Iterator[Refusal]:
 
 
 _view = partial(LayerType, is_view=True, is_elementwise=True, keeps_order=True)
+# Collects the batches of all ranks, or hands out their parts: in one process, its tops are its bottoms.
+# Source: yjxiong/caffe, gather_layer.cpp and scatter_layer.cpp.
+_exchange = partial(
+    _view, shapes=_keep_all, bottoms=(1, MANY), min_tops=lambda layer: len(layer.bottom), keeps_zero=True
+)
 
 TYPES = (
     LayerType("ArgMax", shapes=_arg_max, no_backward=None, is_never_loss=True, is_result=True),
@@ -262,6 +271,7 @@ TYPES = (
         is_result=True,
     ),
     _view("Flatten", shapes=_flatten),
+    _exchange("Gather"),
     LayerType("Permute", shapes=_permute),
     LayerType(
         "Reduction",
@@ -270,6 +280,7 @@ TYPES = (
         operations=lambda found, phase: sum_sizes(found.bottoms),
     ),
     _view("Reshape", shapes=_reshape),
+    _exchange("Scatter"),
     LayerType(
         "Silence",
         shapes=no_tops,

@@ -119,6 +119,8 @@ CONVERTERS: dict[str, Converter] = {
     "Reshape": _reshape,
     "Permute": _permute,
     "Crop": _crop,
+    "Gather": lambda site: list(site.xs),
+    "Scatter": lambda site: list(site.xs),
     "Silence": lambda site: [],
     "ArgMax": _arg_max,
     "Reduction": _reduction,

@@ -108,6 +108,10 @@ def _split(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return lambda xs, _: [xs[0]] * count
 
 
+def _exchange(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
+    return lambda xs, _: list(xs)
+
+
 def _silence(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     return lambda xs, _: []
 
@@ -154,6 +158,8 @@ OPERATORS: dict[str, Setup] = {
     "Reshape": _reshape,
     "Permute": _permute,
     "Crop": _crop,
+    "Gather": _exchange,
+    "Scatter": _exchange,
     "Silence": _silence,
     "Filter": _filter_images,
     "ArgMax": _arg_max,
@@ -163,3 +169,6 @@ OPERATORS: dict[str, Setup] = {
     "Tile": _tile,
     "BatchReindex": _batch_reindex,
 }
+
+# The types that need the blobs of all ranks.
+ONE_PROCESS = frozenset(("Gather", "Scatter"))

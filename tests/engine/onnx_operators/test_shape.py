@@ -43,6 +43,7 @@ pytestmark = needs_onnx
         ('type: "Reduction" reduction_param { operation: ASUM axis: 2 }', [(2, 3, 4)], 1, True),
         ('type: "Reduction" reduction_param { operation: SUMSQ axis: 1 }', [(2, 3, 4)], 1, True),
         ('type: "Split"', [(2, 3)], 2, True),
+        ('type: "Gather"', [(2, 3), (2, 4)], 2, True),
     ],
 )
 def test_values_are_moved_as_caffe_does(
