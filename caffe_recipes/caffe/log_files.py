@@ -1,15 +1,24 @@
-"""Read a growing log, or a stream, in pieces of bounded size."""
+"""Read a growing log, or a whole one, in pieces of bounded size."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Iterator
+import stat
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from caffe_recipes.caffe.logs import RANK_LABEL
 from caffe_recipes.files.bounded_reads import open_file
+
+_STDIN = Path("-")
+_GZIP = b"\x1f\x8b"
 
 # The most of a log, and of a line, that is held in memory, even if a program floods its log.
 _PIECE_BYTES = 1 << 15
@@ -79,14 +88,72 @@ class LogFile:
         return text.decode(errors="replace")
 
 
-def split_stream(stream: BinaryIO) -> Iterator[list[str]]:
-    """Yield the lines of a stream that cannot be read twice, such as a pipe, as LogFile does, to its end."""
-    log = LogFile(Path())
-    while piece := stream.read(_PIECE_BYTES):
-        if text := log._complete(piece):
-            yield text[:-1].split("\n")
-    if log._partial_line:
-        yield log._complete(b"\n")[:-1].split("\n")
+def name_log(path: Path) -> str:
+    """Return a log's name for messages: its path, or that it is standard input.
+
+    >>> name_log(Path("-")), name_log(Path("a/train.log"))
+    ('standard input', 'a/train.log')
+    """
+    return "standard input" if path == _STDIN else str(path)
+
+
+def hint_for_log(path: Path, hint: str) -> str:
+    """Return what to give instead of a folder, or of a named pipe, which is not waited for; else `hint`."""
+    if path.is_dir():
+        return f"give the logs in it, e.g. {path}/*.log"
+    return (
+        f"read it with another program (`cat {path}`), and give its output as `-`" if path.is_fifo() else hint
+    )
+
+
+def read_log(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield the lines of a log, to its end, as LogFile does: many at once, and whether they are complete.
+
+    It may be a file, the pipe of `<(...)`, or `-`, which is standard input; each may be compressed by gzip.
+    Only the last line can be incomplete. Raises OSError if it cannot be read.
+    """
+    opened: AbstractContextManager[BinaryIO] = (
+        nullcontext(sys.stdin.buffer) if path == _STDIN else open_file(path, takes_unnamed_pipes=True)
+    )
+    with opened as stream:
+        log = LogFile(path)
+        for piece in _unpack(_read_pieces(stream, path)):
+            if text := log._complete(piece):
+                yield text, True
+        if log._partial_line:
+            yield log._complete(b"\n"), False
+
+
+def _read_pieces(stream: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a stream; of a file, none that are written meanwhile, which could be endless."""
+    left = sys.maxsize
+    if path != _STDIN and stat.S_ISREG((status := os.fstat(stream.fileno())).st_mode):
+        left = status.st_size
+    while left > 0 and (piece := stream.read(min(left, _PIECE_BYTES))):
+        left -= len(piece)
+        yield piece
+
+
+def _unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    first = next(pieces, b"")
+    pieces = chain([first], pieces)
+    return _gunzip(pieces) if first.startswith(_GZIP) else pieces
+
+
+def _gunzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what gzip has compressed, in pieces of bounded size; the end may be missing."""
+    unpacker = zlib.decompressobj(wbits=31)
+    for piece in pieces:
+        while piece:
+            try:
+                data = unpacker.decompress(piece, _PIECE_BYTES)
+            except zlib.error:
+                raise OSError(errno.EINVAL, "its compressed data is damaged") from None
+            if data:
+                yield data
+            piece = unpacker.unconsumed_tail
+            if unpacker.eof:  # gzip appends to a file what is compressed next
+                piece, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=31)
 
 
 def _find_label(overwritten: re.Match[bytes]) -> bytes:

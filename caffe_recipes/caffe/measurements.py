@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from caffe_recipes.caffe.log_files import LogFile
+from caffe_recipes.caffe.log_files import read_log
 from caffe_recipes.caffe.logs import (
     BatchOutput,
     Done,
@@ -36,7 +36,6 @@ from caffe_recipes.caffe.logs import (
     name_element,
     split_rank,
 )
-from caffe_recipes.files.bounded_reads import open_file
 
 # The solver's own values; those of the TRAIN net have the names of its outputs.
 LOSS, RATE = "average loss", "lr"
@@ -397,12 +396,10 @@ def read_measurements(path: Path, log: MeasuredLog) -> Iterator[list[Measurement
 
     A last line without a line break is incomplete: its number may lack digits.
     """
-    open_file(path).close()  # a growing log may not exist yet; this one must
-    file = LogFile(path)
-    for text in file.read_texts():
+    for text, is_whole in read_log(path):
+        if not is_whole:
+            log.lines, log.is_cut = log.lines + 1, True
+            return
         rows = log.read(text)
         log.has_nul |= not rows and "\0" in text
         yield rows
-    for lines in file.read(to_end=True):
-        log.lines += len(lines)
-        log.is_cut = True

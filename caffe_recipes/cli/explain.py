@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from caffe_recipes.cli.options import PATH, examples
+from caffe_recipes.cli import run_options
+from caffe_recipes.cli.options import PATH_TEXT, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
 from caffe_recipes.wording import describe_count
@@ -17,32 +17,36 @@ from caffe_recipes.wording import describe_count
 if TYPE_CHECKING:
     from caffe_recipes.run.failures.explain import ExplainedLog
 
-_STDIN = Path("-")
-
 
 @click.command(
     epilog=examples(
         "caffe-recipes explain train.log",
+        "caffe-recipes explain digits-local-1",
         "caffe-recipes explain slurm-*.out --json",
     )
 )
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=PATH)
+@click.argument("names", metavar="LOG|RUN...", nargs=-1, required=True, type=PATH_TEXT)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: an object for each log, by its path.")
+@run_options.runs_root
 @click.pass_context
-def explain(ctx: click.Context, logs: tuple[Path, ...], as_json: bool) -> None:
+def explain(ctx: click.Context, names: tuple[str, ...], as_json: bool, caffe_root: str) -> None:
     """Explain the failures in logs of Caffe, TensorFlow, MLSL, MPI, ssh and Slurm.
 
     Beneath each line that is known: its cause, what to do, and where that is known from. A guess is called
     one. Logs of several ranks, as of `mpiexec -l` and `srun --label`, are also compared by rank. A file that
-    cannot be explained is reported on standard error, and the exit code is then 2. `-` is standard input.
+    cannot be explained is reported on standard error, and the exit code is then 2. RUN is the folder or name
+    of a run (digits-local-1), for the logs of its launches. `-` is standard input; a log may be compressed by
+    gzip.
     """
-    from caffe_recipes.run.failures.explain import explain_log, explain_stream
+    from caffe_recipes.run.failures.explain import explain_log
+    from caffe_recipes.run.monitor.curves import find_run_logs, is_run
 
-    exit_code, data = 0, dict[str, object]()
+    exit_code, data, logs = 0, dict[str, object](), list[Path]()
+    for name in names:
+        logs += find_run_logs(name, caffe_root) if is_run(name, caffe_root) else [Path(name)]
     for log in logs:
         try:
-            stdin = sys.stdin.buffer if log == _STDIN else None
-            explained = explain_log(log) if stdin is None else explain_stream(stdin, "standard input")
+            explained = explain_log(log)
         except InputError as error:
             echo(f"Error: {error}", err=True)
             exit_code = error.exit_code

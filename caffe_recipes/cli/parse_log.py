@@ -41,11 +41,12 @@ def parse_log(
 
     Logs of any Caffe are read, also of several ranks, whose lines have labels (`mpiexec -l`, `srun -l`), or
     of several runs. Without --csv or --json, print a summary. Lines that are not about the training, or that
-    are torn, are counted. With --tensorboard, RUN is the folder or name of a run (digits-local-1).
+    are torn, are counted. RUN is the folder or name of a run (digits-local-1), for the logs of its launches
+    that show a loss. `-` is standard input; a log may be compressed by gzip.
     """
     from caffe_recipes.caffe.measurements import MeasuredLog
     from caffe_recipes.review.inspect import training_logs as logs
-    from caffe_recipes.run.monitor.curves import is_run
+    from caffe_recipes.run.monitor.curves import find_measured_logs, is_run
     from caffe_recipes.run.monitor.tensorboard import write_event_files
 
     if as_json and as_csv:
@@ -55,11 +56,9 @@ def parse_log(
             raise InputError("--tensorboard", "cannot be combined with --csv or --json", "give one of them")
         echo(*(f"wrote {path}" for path in write_event_files(names, caffe_root, tensorboard)))
         return
-    run = next((name for name in names if is_run(name, caffe_root)), None)
-    if run is not None:
-        hint = f"give its logs, or draw it: `caffe-recipes plot {run} -o curves.csv`"
-        raise InputError(run, "is a run, which only --tensorboard takes", hint)
-    files = [Path(name) for name in names]
+    files = list[Path]()
+    for name in names:
+        files += find_measured_logs(name, caffe_root) if is_run(name, caffe_root) else [Path(name)]
     if as_json:
         _print_json(files)
         return

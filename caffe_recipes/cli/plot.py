@@ -95,7 +95,8 @@ def plot(
     stands for its solvers, in the order in which they are trained.
 
     Plot curves of runs and training logs: loss, accuracy and learning rate over epochs, iterations or hours,
-    with joins, restarts and warm-ups marked. RUN is the folder or name of a run (digits-local-1).
+    with joins, restarts and warm-ups marked. RUN is the folder or name of a run (digits-local-1). LOG may be
+    `-`, which is standard input, and compressed by gzip.
     """
     shown = [_is_trained(name, caffe_root) for name in names]
     if all(shown):
@@ -140,7 +141,11 @@ def _is_trained(name: str, root: str) -> bool:
     from caffe_recipes.run.monitor.curves import is_run
 
     is_file = Path(name).exists() and not Path(name).is_dir()
-    is_log = name.endswith(".log") or (is_file and not name.endswith(RECIPE_OR_PROTOTXT.suffixes))
+    is_log = (
+        name == "-"
+        or name.endswith((".log", ".log.gz"))
+        or (is_file and not name.endswith(RECIPE_OR_PROTOTXT.suffixes))
+    )
     return is_log or is_run(name, root)
 
 

@@ -80,9 +80,15 @@ class NotAFileError(OSError):
     """Raised for a pipe or a device where a file was expected."""
 
 
-def open_file(path: str | Path) -> BinaryIO:
-    """Open a file for reading; raises NotAFileError for a pipe, which is not waited for, or anything else."""
+def open_file(path: str | Path, *, takes_unnamed_pipes: bool = False) -> BinaryIO:
+    """Open a file for reading; raises NotAFileError for a pipe, which is not waited for, or anything else.
+
+    With `takes_unnamed_pipes`, the pipe of `<(...)` is opened, to which only the user can write.
+    """
     file = _open_at_once(path)
+    if takes_unnamed_pipes and path_of(file.fileno()).startswith("pipe:"):
+        os.set_blocking(file.fileno(), True)
+        return file
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise NotAFileError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from caffe_recipes.caffe.log_files import name_log
 from caffe_recipes.caffe.measurements import LOSS, RATE, LoggedRun, MeasuredLog, Measurement, is_accuracy
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.training_logs import load_measurements
@@ -224,6 +225,7 @@ def name_logs(paths: Sequence[Path]) -> list[str]:
     >>> name_logs([Path("first/train.log"), Path("second/train.log")]), name_logs([Path("first/train.log")])
     (['first/train.log', 'second/train.log'], ['train.log'])
     """
+    paths = [Path(name_log(path)) for path in paths]
     names = [path.name for path in paths]
     for count in range(2, max((len(path.parts) for path in paths), default=0) + 1):
         if len(set(names)) == len(set(paths)):

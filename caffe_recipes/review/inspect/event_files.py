@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from caffe_recipes.caffe.log_files import name_log
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, load_pieces
+from caffe_recipes.review.inspect.curves import Piece, TrainingCurve, load_pieces, name_logs
 from caffe_recipes.tensorflow.event_files import EVENT_FILE, Scalar, render_event_file
 from caffe_recipes.tensorflow.records import require_crc32c
 
@@ -20,18 +22,33 @@ def require_checksums(where: str) -> None:
 def render_log_events(logs: Sequence[Path], folder: Path) -> dict[Path, bytes]:
     """Return the event files of logs, by their paths below a folder.
 
-    Raises InputError if a log cannot be read or shows no measurement, or if two logs have the same name.
+    Raises InputError if a log cannot be read or shows no measurement, or if a run in it is named as a log.
     """
     files: dict[Path, bytes] = {}
-    for log in logs:
-        if len({other for other in logs if other.stem == log.stem}) > 1:
-            hint = "write each to another folder"
-            raise InputError(log, "has the name of another log, and so would its curves", hint)
+    for log, name in _name_folders(logs).items():
         pieces = load_pieces(log)
         for piece in pieces:
-            name = f"{log.stem}-run{piece.run.number}" if len(pieces) > 1 else log.stem
-            files[folder / name / EVENT_FILE] = _render(_scalars(piece))
+            shown = f"{name}-run{piece.run.number}" if len(pieces) > 1 else name
+            path = folder / shown / EVENT_FILE
+            if path in files:
+                raise InputError(log, f"has a run of the name of another log, {shown}", "rename one of them")
+            files[path] = _render(_scalars(piece))
     return files
+
+
+def _name_folders(logs: Sequence[Path]) -> dict[Path, str]:
+    """Return a folder for each log, named as its curve is, without `.log` if that still tells them apart.
+
+    >>> list(_name_folders([Path("a/train.log"), Path("b/../b/train.log"), Path("a/train.log.gz")]).values())
+    ['a/train.log', 'b/train.log', 'a/train.log.gz']
+    """
+    known = list(dict.fromkeys(logs))
+    # Only what is below the folder is written: `..` and the root do not belong to a name.
+    whole = [
+        name.lstrip("/") for name in name_logs([Path(posixpath.abspath(name_log(log))) for log in known])
+    ]
+    short = [name.removesuffix(".gz").removesuffix(".log").removesuffix(".txt") for name in whole]
+    return dict(zip(known, short if len(set(short)) == len(short) else whole, strict=True))
 
 
 def render_run_events(curves: Iterable[TrainingCurve], folder: Path) -> dict[Path, bytes]:

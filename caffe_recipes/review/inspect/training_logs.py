@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from caffe_recipes.caffe.log_files import hint_for_log, name_log
 from caffe_recipes.caffe.logs import LogEvent, Loss, Rate, TestOutput, TestStarted
 from caffe_recipes.caffe.measurements import (
     MOST_OUTPUTS,
@@ -49,21 +50,21 @@ def parse_tensorflow(text: str) -> Sequence[LogEvent]:
 def load_measurements(path: Path, log: MeasuredLog) -> Iterator[list[Measurement]]:
     """Yield a log's measurements, in groups; raises InputError if there are none, or too many, to read."""
     log.parse = parse_tensorflow
-    hint = "give the log of a training run"
-    with reading(path, InputError, hint):
+    name, hint = name_log(path), hint_for_log(path, "give the log of a training run")
+    with reading(name, InputError, hint):
         for rows in read_measurements(path, log):
             if log.excess:
-                raise InputError(path, f"has {log.excess}", "give a part of it")
+                raise InputError(name, f"has {log.excess}", "give a part of it")
             yield rows
     if log.measurements:
         return
     if not log.lines:
-        raise InputError(path, "is empty", hint)
+        raise InputError(name, "is empty", hint)
     if log.has_nul:
-        raise InputError(path, "is binary, not a log", hint)
+        raise InputError(name, "is binary, not a log", hint)
     known = "of ranks other than 0" if log.others else ""
     what = f"shows measurements only {known}" if known else "shows no loss, rate or output"
-    raise InputError(path, f"{what}, in {describe_count(log.lines, 'line')}", hint)
+    raise InputError(name, f"{what}, in {describe_count(log.lines, 'line')}", hint)
 
 
 def render_rows(path: Path, rows: Sequence[Measurement]) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from caffe_recipes.caffe.log_files import LogFile, split_stream
+from caffe_recipes.caffe.log_files import hint_for_log, name_log, read_log
 from caffe_recipes.caffe.logs import (
     ROUTINE_LINE,
     SATURATED_LOSS,
@@ -18,7 +18,7 @@ from caffe_recipes.caffe.logs import (
     split_rank,
 )
 from caffe_recipes.errors import InputError
-from caffe_recipes.files.bounded_reads import open_file, reading
+from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.run.failures.diagnosis import Diagnosis, Signature
 from caffe_recipes.run.failures.rank_comparison import MOST_RANKS, RankComparison
 from caffe_recipes.run.failures.signatures import DIVERGED, find_signature, select_signatures
@@ -33,7 +33,7 @@ _KNOWN = re.compile(
     r"caffe-torch: |.{0,40}horovod"
 )
 _SHOWN_CHARACTERS = 300
-_CONTROL = bytes((*range(7), *range(14, 27), *range(28, 32)))
+_CONTROL = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 _STUCK = Diagnosis(
     "stuck-at-start",
     "the ranks hang in their first exchange: they wait for each other, for a server of MLSL, or on a network"
@@ -191,28 +191,25 @@ def explain_lines(groups: Iterable[Sequence[str]]) -> ExplainedLog | None:
 
 
 def explain_log(path: Path) -> ExplainedLog:
-    """Explain the failures that a log shows.
+    """Explain the failures that a log shows, which is read as by `read_log`.
 
     Raises InputError for a file that is empty, binary, unreadable, or the log of another program.
     """
-    with reading(path, InputError, _HINT):
-        with open_file(path) as file:
-            start = file.read(1 << 16)
-        if not start:
-            raise InputError(path, "is empty", _HINT)
-        # Terminals and PSM print a few control characters, too.
-        if len(start) - len(start.translate(None, _CONTROL)) > len(start) // 50 + 8:
-            raise InputError(path, "is binary", _HINT)
-        found = explain_lines(LogFile(path).read(to_end=True))
-    return _require_known(found, path)
-
-
-def explain_stream(stream: BinaryIO, name: str) -> ExplainedLog:
-    """Explain a log that is read from a pipe; raises InputError for that of another program."""
-    return _require_known(explain_lines(split_stream(stream)), name)
-
-
-def _require_known(found: ExplainedLog | None, where: str | Path) -> ExplainedLog:
+    name = name_log(path)
+    with reading(name, InputError, hint_for_log(path, _HINT)):
+        found = explain_lines(_read_text(path))
     if found is None:
-        raise InputError(where, "has no line of Caffe, TensorFlow, MPI, ssh or Slurm", _HINT)
+        raise InputError(name, "has no line of Caffe, TensorFlow, MPI, ssh or Slurm", _HINT)
     return found
+
+
+def _read_text(path: Path) -> Iterator[list[str]]:
+    is_empty = True
+    for text, _ in read_log(path):
+        # Terminals and PSM print a few control characters, too.
+        if is_empty and len(_CONTROL.findall(text)) > len(text) // 50 + 8:
+            raise InputError(name_log(path), "is binary", _HINT)
+        is_empty = False
+        yield text[:-1].split("\n")
+    if is_empty:
+        raise InputError(name_log(path), "is empty", _HINT)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from caffe_recipes.caffe.measurements import Measurement
+from caffe_recipes.caffe.measurements import MeasuredLog, Measurement
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.review.inspect.curves import (
@@ -18,6 +18,7 @@ from caffe_recipes.review.inspect.curves import (
     leave_out_retrained,
     load_pieces,
 )
+from caffe_recipes.review.inspect.training_logs import load_measurements
 from caffe_recipes.run.events import Branched, Evaluated, Event, Launch
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS
 from caffe_recipes.run.journal import JOURNAL, read_events
@@ -49,26 +50,73 @@ def load_run_curve(given: str, root: str) -> TrainingCurve:
 def load_run_curves(given: str, root: str) -> Iterator[TrainingCurve]:
     """Yield the curve of a run's main line, then that of each branch; raises errors as load_run_curve."""
     files = LocalFiles()
+    main, *branches = _load_parts(given, root, files)
+    curve = load_launches_curve(*main, files, root)
+    if curve is None:
+        raise InputError(
+            main[0], "shows no loss yet", "wait for its first loss; `caffe-recipes attach` shows it"
+        )
+    yield curve
+    for folder, recipe, own in branches:
+        evaluated = [event for event in main[2] if isinstance(event, Evaluated)]
+        branch = load_launches_curve(folder, recipe, [*own, *evaluated], files, root)
+        if branch is not None:
+            yield branch
+
+
+def find_run_logs(given: str, root: str) -> list[Path]:
+    """Return the logs of a run's launches, in their order, then those of each branch.
+
+    Raises InputError if the run does not exist, cannot be read or has none, and JournalError as for curves.
+    """
+    files, logs = LocalFiles(), list[Path]()
+    parts = _load_parts(given, root, files)
+    for folder, _, events in parts:
+        found = (_find_log(folder, event, files, root) for event in events if isinstance(event, Launch))
+        logs += dict.fromkeys(log for log in found if log is not None)
+    if not logs:
+        raise InputError(parts[0][0], "has no log yet", "wait for its first launch; `status` shows its state")
+    return logs
+
+
+def find_measured_logs(given: str, root: str) -> list[Path]:
+    """Return those of a run's logs that show a measurement; raises errors as load_run_curve."""
+    logs = [log for log in find_run_logs(given, root) if _is_measured(log)]
+    if not logs:
+        raise InputError(
+            given, "shows no loss yet", "wait for its first loss; `caffe-recipes attach` shows it"
+        )
+    return logs
+
+
+def _is_measured(log: Path) -> bool:
+    try:
+        return any(load_measurements(log, MeasuredLog()))
+    except InputError:  # it ended before its first loss
+        return False
+
+
+def _load_parts(given: str, root: str, files: LocalFiles) -> list[tuple[str, AnyRecipe, list[Event]]]:
+    """Return the folder, the recipe and the events of a run, and of each of its branches."""
     path = given if Path(given, RECIPE_JSON).exists() else find_run(files, root, given)
     recipe = load_frozen(files, path)
     events = _read_journal(path, files)
     if events is None:
         raise InputError(path, "has no journal", "give the folder of a run, or its logs")
-    curve = load_launches_curve(path, recipe, events, files, root)
-    if curve is None:
-        raise InputError(
-            path, "shows no loss yet", "wait for its first loss; `caffe-recipes attach` shows it"
-        )
-    yield curve
     phases = {step.phase for step in plan_steps(recipe)}  # the journal may name anything
     begun = dict.fromkeys(event.phase for event in events if isinstance(event, Branched))
-    for phase in filter(phases.__contains__, begun):
-        folder = f"{path}/branches/{phase}"
-        own = _read_journal(folder, files) or []  # the run may have died before the branch had one
-        evaluated = [event for event in events if isinstance(event, Evaluated)]
-        branch = load_launches_curve(folder, recipe, [*own, *evaluated], files, root)
-        if branch is not None:
-            yield branch
+    folders = [f"{path}/branches/{phase}" for phase in begun if phase in phases]
+    # The run may have died before a branch had a journal.
+    return [(path, recipe, events), *((each, recipe, _read_journal(each, files) or []) for each in folders)]
+
+
+def _find_log(path: str, launch: Launch, files: LocalFiles, root: str) -> Path | None:
+    """Return the log of a launch of the run in the folder `path`; None if it does not exist."""
+    log = Path(path, "logs", posixpath.basename(launch.log))
+    if not log.exists():
+        return None
+    check_below(files, (root, path), str(log), "a link leads to")
+    return log
 
 
 def _read_journal(path: str, files: LocalFiles) -> list[Event] | None:
@@ -109,10 +157,10 @@ def _load_launches(
     """Yield the pieces of the launches that have measured anything."""
     steps = {step.phase: step for step in plan_steps(recipe)}
     for launch in launches:
-        step, log = steps.get(launch.phase), Path(path, "logs", posixpath.basename(launch.log))
-        if step is None or not log.exists():
+        step = steps.get(launch.phase)
+        log = None if step is None else _find_log(path, launch, files, root)
+        if step is None or log is None:
             continue
-        check_below(files, (root, path), str(log), "a link leads to")
         try:
             pieces = load_pieces(log)
         except InputError:  # it ended before its first loss

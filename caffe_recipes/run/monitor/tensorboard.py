@@ -28,9 +28,15 @@ def write_event_files(names: Sequence[str], root: str, folder: Path) -> list[Pat
             continue
         curves = list(load_run_curves(name, root))
         found = render_run_events(curves, folder / curves[0].name)
-        if not files.keys().isdisjoint(found):
-            raise InputError(name, "has the name of another run", "write each to another folder")
-        files |= found
-    files |= render_log_events([Path(name) for name in names if not is_run(name, root)], folder)
+        _add(files, found, name)
+    logs = [Path(name) for name in names if not is_run(name, root)]
+    if logs:
+        _add(files, render_log_events(logs, folder), str(logs[0]))
     write_all(files)
     return list(files)
+
+
+def _add(files: dict[Path, bytes], found: dict[Path, bytes], name: str) -> None:
+    if not files.keys().isdisjoint(found):
+        raise InputError(name, "has the name of another run", "write each to another folder")
+    files.update(found)

@@ -1,3 +1,4 @@
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,19 @@ def test_a_log_is_a_run_with_its_scalars_by_iteration(tmp_path: Path) -> None:
     }
 
 
-def test_runs_of_a_log_have_a_folder_each_and_logs_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_runs_of_a_log_have_a_folder_each_and_logs_are_named_as_their_curves(tmp_path: Path) -> None:
     log, other = tmp_path / "a.log", tmp_path / "b" / "a.log"
     other.parent.mkdir()
     for path in (log, other):
         path.write_text(LOG + LOG)
     folders = {path.parts[0] for path in render_log_events([log], Path())}
     assert folders == {"a-run1", "a-run2"}
-    with pytest.raises(InputError, match="has the name of another log"):
-        render_log_events([log, other], Path())
+    with chdir(other.parent):  # what lies above the folder is not written
+        files = render_log_events([Path("../a.log"), Path("a.log"), Path("a.log")], Path("out"))
+    folders = {str(path.parent) for path in files}
+    above = tmp_path.name
+    assert folders == {f"out/{name}-run{run}" for name in (f"{above}/a", "b/a") for run in (1, 2)}
+    single = tmp_path / "a-run1.log"
+    single.write_text(LOG)
+    with pytest.raises(InputError, match="has a run of the name of another log, a-run1"):
+        render_log_events([log, single], Path())

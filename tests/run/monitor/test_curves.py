@@ -11,7 +11,13 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.inspect.curves import EVALUATION, LOSS_KEY
 from caffe_recipes.review.inspect.curves_plot import render_curves
 from caffe_recipes.run.journal import Journal
-from caffe_recipes.run.monitor.curves import is_run, load_run_curve, load_run_curves
+from caffe_recipes.run.monitor.curves import (
+    find_measured_logs,
+    find_run_logs,
+    is_run,
+    load_run_curve,
+    load_run_curves,
+)
 from tests.cli.command_line import call_main
 from tests.run.recorded_run import LOG, WHOLE, Event, append_events, finished, launched, started, write_run
 
@@ -56,6 +62,10 @@ def test_a_branch_of_the_recipe_has_a_curve_of_its_own(place: Place) -> None:
     curves = list(load_run_curves("small-1", str(place.root)))
     assert [[piece.name for piece in curve.pieces] for curve in curves] == [["init"], ["last"]]
     assert curves[1].points(LOSS_KEY, "iterations")[0] == [14, 16]
+    logs = [folder / "logs/init-1.log", branch / "logs/last-1.log"]
+    assert find_run_logs("small-1", str(place.root)) == logs
+    logs[0].write_text("no loss\n")
+    assert find_measured_logs(str(folder), str(place.root)) == logs[1:]
 
 
 def test_a_phase_ends_with_the_results_of_its_evaluation(place: Place) -> None:
@@ -123,6 +133,28 @@ def test_a_link_in_a_run_shows_no_file_of_ours(
     log.symlink_to(log.rename(tmp_path_factory.mktemp("home") / "mine.log"))
     with pytest.raises(InputError, match="is not shown: a link leads to it"):
         load_run_curve("small-1", str(place.root))
+    with pytest.raises(InputError, match="is not shown: a link leads to it"):
+        find_run_logs("small-1", str(place.root))
+
+
+def test_the_logs_of_a_run_are_parsed_and_explained(place: Place) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), launched("init", 2), log=LOG)
+    full = "F1120 11:49:33.000000  6374 io.cpp:66] write: No space left on device\n"
+    (folder / "logs" / "init-2.log").write_text(full)
+    done = call_main("parse-log", "small-1", cwd=place.root)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("runs/small-1/logs/init-1.log: ") and "init-2" not in done.stdout
+    done = call_main("explain", "runs/small-1", cwd=place.root)
+    assert done.returncode == 0
+    assert done.stdout.startswith("runs/small-1/logs/init-1.log: no known failure in ")
+    assert f"runs/small-1/logs/init-2.log:1: {full}  cause: a disk is full" in done.stdout
+    (folder / "logs" / "init-1.log").unlink()
+    done = call_main("parse-log", "small-1", "--json", cwd=place.root)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    (folder / "logs" / "init-2.log").unlink()
+    done = call_main("explain", "small-1", cwd=place.root)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "runs/small-1: has no log yet; " in done.stderr
 
 
 def test_a_run_that_does_not_exist_is_refused(tmp_path: Path) -> None:
