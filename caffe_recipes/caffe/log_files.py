@@ -106,7 +106,7 @@ def hint_for_log(path: Path, hint: str) -> str:
     )
 
 
-def read_log(path: Path) -> Iterator[tuple[str, bool]]:
+def read_whole_log(path: Path) -> Iterator[tuple[str, bool]]:
     """Yield the lines of a log, to its end, as LogFile does: many at once, and whether they are complete.
 
     It may be a file, the pipe of `<(...)`, or `-`, which is standard input; each may be compressed by gzip.

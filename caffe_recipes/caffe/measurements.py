@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from caffe_recipes.caffe.log_files import read_log
+from caffe_recipes.caffe.log_files import read_whole_log
 from caffe_recipes.caffe.logs import (
     BatchOutput,
     Done,
@@ -396,7 +396,7 @@ def read_measurements(path: Path, log: MeasuredLog) -> Iterator[list[Measurement
 
     A last line without a line break is incomplete: its number may lack digits.
     """
-    for text, is_whole in read_log(path):
+    for text, is_whole in read_whole_log(path):
         if not is_whole:
             log.lines, log.is_cut = log.lines + 1, True
             return

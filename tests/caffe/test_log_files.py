@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.caffe.log_files import LONGEST_LINE_BYTES, LogFile, read_log
+from caffe_recipes.caffe.log_files import LONGEST_LINE_BYTES, LogFile, read_whole_log
 from caffe_recipes.files.bounded_reads import NotAFileError
 
 
@@ -44,7 +44,7 @@ def test_only_a_line_that_is_too_long_is_truncated(tmp_path: Path, before: int, 
 
 
 def text_of(path: Path) -> str:
-    return "".join(text for text, _ in read_log(path))
+    return "".join(text for text, _ in read_whole_log(path))
 
 
 TEXT = "".join(f"line {number} {'y' * (number % 300)}\n" for number in range(3000))
@@ -71,10 +71,10 @@ def test_the_last_line_of_a_log_may_be_incomplete_and_that_of_a_compressed_one_m
 ) -> None:
     path = tmp_path / "x.log"
     path.write_text("a\nb")
-    assert list(read_log(path)) == [("a\n", True), ("b\n", False)]
+    assert list(read_whole_log(path)) == [("a\n", True), ("b\n", False)]
     packed = gzip.compress(TEXT.encode())
     path.write_bytes(packed[: len(packed) // 2])
-    *_, (last, is_whole) = read_log(path)
+    *_, (last, is_whole) = read_whole_log(path)
     assert not is_whole and last[:-1] in TEXT
     path.write_bytes(packed[:10] + b"\xff" * 99)
     with pytest.raises(OSError, match="its compressed data is damaged"):

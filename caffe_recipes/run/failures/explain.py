@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from caffe_recipes.caffe.log_files import hint_for_log, name_log, read_log
+from caffe_recipes.caffe.log_files import hint_for_log, name_log, read_whole_log
 from caffe_recipes.caffe.logs import (
     ROUTINE_LINE,
     SATURATED_LOSS,
@@ -191,7 +191,7 @@ def explain_lines(groups: Iterable[Sequence[str]]) -> ExplainedLog | None:
 
 
 def explain_log(path: Path) -> ExplainedLog:
-    """Explain the failures that a log shows, which is read as by `read_log`.
+    """Explain the failures that a log shows, which is read as by `read_whole_log`.
 
     Raises InputError for a file that is empty, binary, unreadable, or the log of another program.
     """
@@ -205,7 +205,7 @@ def explain_log(path: Path) -> ExplainedLog:
 
 def _read_text(path: Path) -> Iterator[list[str]]:
     is_empty = True
-    for text, _ in read_log(path):
+    for text, _ in read_whole_log(path):
         # Terminals and PSM print a few control characters, too.
         if is_empty and len(_CONTROL.findall(text)) > len(text) // 50 + 8:
             raise InputError(name_log(path), "is binary", _HINT)
