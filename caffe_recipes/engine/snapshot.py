@@ -40,14 +40,16 @@ def check_prefix(prefix: str, last: int) -> None:
 
     Called before training starts.
     """
-    longest = Path(snapshot_name(prefix, last, ".solverstate.h5"))
-    folder = longest.parent
+    ends = (".caffemodel", ".solverstate", ".caffemodel.h5", ".solverstate.h5")
+    files = [Path(snapshot_name(prefix, last, end)) for end in ends]
+    folder = files[0].parent
     if not folder.is_dir():
         raise InputError(f"snapshot_prefix '{prefix}'", f"the folder {folder} does not exist", "create it")
     if not os.access(folder, os.W_OK):
         raise InputError(f"snapshot_prefix '{prefix}'", f"cannot write to {folder}", "check its permissions")
     try:
-        check_replaceable(longest)
+        for path in files:
+            check_replaceable(path)
     except OSError as error:
         what = f"cannot write snapshots there: {error.strerror}"
         hint = hint_for(error, "check its folder")

@@ -140,6 +140,11 @@ def test_bad_arguments_exit_2_with_one_line(case: Path, run: Run, words: tuple[s
         ('snapshot_prefix: "run"', 'snapshot_prefix: "no/run"', "the folder no does not exist"),
         ('snapshot_prefix: "run"', 'snapshot_prefix: "no/"', "the folder no does not exist"),
         ('snapshot_prefix: "run"', f'snapshot_prefix: "{"a" * 225}"', "File name too long"),
+        (
+            'snapshot_prefix: "run"',
+            'snapshot_prefix: "taken"',
+            "cannot write snapshots there: Is a directory",
+        ),
         ('snapshot_prefix: "run"', "", "snapshot_prefix is missing"),
     ],
 )
@@ -147,6 +152,7 @@ def test_a_solver_that_would_not_train_exits_2(
     case: Path, run: Run, change: Change, old: str, new: str, part: str
 ) -> None:
     change(case / "solver.prototxt", (old, new))
+    (case / "taken_iter_6.caffemodel").mkdir()
     before = sorted(case.iterdir())
     code, log = run("train", "-solver", "solver.prototxt")
     assert code == 2
@@ -189,7 +195,7 @@ def test_nothing_is_logged_before_the_error_of_a_solver_that_cannot_be_read(
         ("num_output: 3", "", "num_output"),
         ('bottom: "ip"', 'bottom: "ipp"', "ipp"),
         ('"xavier"', '"xaver"', "layer 'ip' (InnerProduct): filler 'xaver': is unknown"),
-        ("scale: 0.01", "scale: 0.01 crop_size: 9", "smaller than crop_size 9"),
+        ("scale: 0.01", "scale: 0.01 crop_size: 9", "smaller than crop_size 9; correct transform_param"),
         ("scale: 0.01", "scale: 0.01 noise_param { prob: 1 }", "noise_param is not supported"),
         ("scale: 0.01", 'scale: 0.01 mean_file: "none"', "none: cannot be read"),
         ("scale: 0.01", "random_resize_param { min_size: 4 }", "not encoded"),
