@@ -7,7 +7,6 @@ A sweep such as `nodes=64,128` with `batch_per_rank=16..32:8` covers all combina
 from __future__ import annotations
 
 import difflib
-import io
 import json
 import math
 import re
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.log_files import LONGEST_LINE_BYTES
+from caffe_recipes.caffe.log_files import hint_for_log, name_log, read_whole_log
 from caffe_recipes.caffe.net_states import restrict_net
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.profiles import check_partition, shipped_profiles
 from caffe_recipes.errors import InputError, hint_for
-from caffe_recipes.files.bounded_reads import open_file, read_within
+from caffe_recipes.files.bounded_reads import read_within, reading
 from caffe_recipes.recipe.accuracy import find_target
 from caffe_recipes.recipe.estimate import estimate_recipe
 from caffe_recipes.recipe.pace import (
@@ -289,15 +288,9 @@ def _logs_in(folder: Path) -> list[Path]:
 
 
 def _lines(log: Path) -> Iterator[str]:
-    try:
-        if not log.is_file():  # a pipe, as of `<(zcat log.gz)`
-            yield from io.StringIO(read_within(log, "list-bytes").decode(errors="replace"))
-            return
-        with io.TextIOWrapper(open_file(log), "utf-8", errors="replace") as file:
-            yield from iter(lambda: file.readline(LONGEST_LINE_BYTES), "")
-    except OSError as error:
-        hint = hint_for(error, "give the path to Caffe's log")
-        raise InputError(log, f"cannot be read: {error.strerror}", hint) from None
+    with reading(name_log(log), InputError, hint_for_log(log, "give the path to Caffe's log")):
+        for text, _ in read_whole_log(log):
+            yield from text[:-1].split("\n")
 
 
 _FASTER = 1.002  # a smaller factor may come from rounding of the measured speeds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -378,3 +379,13 @@ def test_a_run_of_another_recipe_or_batch_gives_no_pace(
         return
     with pytest.raises(InputError, match=what):
         kinds(recipe, known)
+
+
+def test_a_compressed_log_gives_the_same_speed(recipe: Recipe, log: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "train.log.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    plain, same = (
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs((path,)))[0] for path in (log, packed)
+    )
+    assert plain.pace is not None and same.pace is not None
+    assert plain.pace.images_per_s == same.pace.images_per_s
