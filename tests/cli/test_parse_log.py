@@ -1,6 +1,8 @@
 import csv
+import gzip
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,32 @@ def test_tensorboard_writes_event_files_or_nothing(log: Path, tmp_path: Path) ->
     log.write_text("")
     out.joinpath("file").write_text("")
     assert call_main("parse-log", log, "--tensorboard", out / "file").returncode == 2
+
+
+def test_a_folder_or_a_named_pipe_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for command in ("parse-log", "explain"):
+        done = call_main(command, "logs", cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.endswith("; give the logs in it, e.g. logs/*.log\n")
+        done = call_main(command, "pipe", cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert (
+            "it is a pipe or a device, not a file; read it with another program (`cat pipe`)" in done.stderr
+        )
+
+
+def test_standard_input_and_a_compressed_log_are_read_as_a_file_is(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = log.with_name("train.log.gz")
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(packed.read_bytes())))
+    expected = call_main("parse-log", log).stdout.replace(str(log), "")
+    assert call_main("parse-log", packed).stdout.replace(str(packed), "") == expected
+    assert call_main("parse-log", "-").stdout.removeprefix("-") == expected
+    for name in (packed, "-"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(packed.read_bytes())))
+        assert call_main("plot", name, "-o", tmp_path / "a.csv").returncode == 0
+        assert (tmp_path / "a.csv").read_text().count("\n") > 1

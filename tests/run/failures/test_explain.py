@@ -826,6 +826,21 @@ def test_a_fatal_line_that_is_not_known_is_shown_but_not_explained() -> None:
     assert result.fatal.endswith("moon == cheese")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: engine.finalize()",
+        "W tensorflow/stream_executor/cuda/cuda_dnn.cc:1] retrying after CUDNN_STATUS_EXECUTION_FAILED",
+        'layer { name: "Segmentation fault" type: "Concat" }',
+        "HDF5 file: data/solver_data.h5",
+        "caught CUDA error: out of memory; trying a smaller workspace",
+        "    @     0x7f016bf6a116 google::protobuf::Message::FindInitializationErrors()",
+    ],
+)
+def test_what_is_only_mentioned_is_no_failure(line: str) -> None:
+    assert names([*HEALTHY, line, HEALTHY[-1]]) == []
+
+
 def test_a_signature_in_an_informational_line_says_nothing() -> None:
     assert names([f"I{GLOG} a.cpp:1] The text 'Host key verification failed' is only quoted", *HEALTHY]) == []
 
