@@ -6,6 +6,7 @@ Source: Intel Caffe, src/caffe/layers/hdf5_data_layer.cpp.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -15,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.hdf5_weights import import_h5py
-from caffe_recipes.errors import DataError
+from caffe_recipes.caffe.hdf5_weights import MAGIC, import_h5py
+from caffe_recipes.errors import DataError, hint_for
 from caffe_recipes.files.bounded_reads import load_within
 from caffe_recipes.limits import host_memory_bytes
 
@@ -37,7 +38,9 @@ class HDF5Rows:
         self._random = Random(seed) if param.shuffle else None
         path = Path(param.source)
         data = load_within(path, "list-bytes", DataError, "correct hdf5_data_param.source")
-        self._files = data.decode(errors="surrogateescape").split()
+        if data.startswith(MAGIC) or b"\0" in data:
+            raise DataError(path, "is not a text file of paths", "write a text file with a path per line")
+        self._list, self._files = path, data.decode(errors="surrogateescape").split()
         if not self._files:
             raise DataError(path, "names no HDF5 file", "write one path per line")
         if self._random:
@@ -86,7 +89,7 @@ class HDF5Rows:
             self._random.shuffle(self._order)
 
     def _open(self, path: str) -> None:
-        self._path, self._values = path, [_load(path, top) for top in self._tops]
+        self._path, self._values = path, [_load(path, top, self._list) for top in self._tops]
         counts = {top: len(values) for top, values in zip(self._tops, self._values, strict=True)}
         if len({*counts.values()}) > 1:
             what = "has datasets of different lengths: "
@@ -109,8 +112,11 @@ def _check_memory(path: str, place: str, dataset: Any) -> None:  # noqa: ANN401
         raise DataError(path, what, "divide it into several files")
 
 
-def _load(path: str, name: str) -> _Values:
-    """Return a dataset as float32. Raises DataError for a file or dataset that is missing or damaged."""
+def _load(path: str, name: str, listed: Path) -> _Values:
+    """Return a dataset as float32. Raises DataError for a file or dataset that is missing or damaged.
+
+    The file is one of the list `listed`.
+    """
     h5py, place = import_h5py(), ""
     try:
         with h5py.File(path, "r") as file:
@@ -125,6 +131,10 @@ def _load(path: str, name: str) -> _Values:
             _check_memory(path, place, dataset)
             values: _Values = np.asarray(dataset, np.float32)
     except (OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
+        number = getattr(error, "errno", None)
+        if number and not place:  # of the file, in words that name none of the library's functions
+            what = f"cannot be read: {os.strerror(number)}"
+            raise DataError(path, what, hint_for(error, f"correct its path in {listed}")) from None
         reason = str(error).partition("\n")[0].strip("'\"")
         what = f"{place}cannot be read{'' if place else ' as HDF5'}: {reason}"
         raise DataError(path, what, _ADVICE) from None

@@ -77,7 +77,13 @@ def test_a_truncated_or_missing_file_is_one_line(layer: pb.LayerParameter, tmp_p
         HDF5Rows(layer, 0, 1, 0)
     assert "\n" not in str(caught.value)
     (tmp_path / "a.h5").unlink()
-    with pytest.raises(DataError, match=r"a\.h5: cannot be read as HDF5"):
+    with pytest.raises(DataError, match=r"a\.h5: cannot be read: No such file .*path in .*files\.txt"):
+        HDF5Rows(layer, 0, 1, 0)
+
+
+def test_a_file_of_data_is_not_a_list(layer: pb.LayerParameter, tmp_path: Path) -> None:
+    layer.hdf5_data_param.source = str(tmp_path / "a.h5")
+    with pytest.raises(DataError, match=r"a\.h5: is not a text file of paths; write a text file with a path"):
         HDF5Rows(layer, 0, 1, 0)
 
 

@@ -143,7 +143,7 @@ def test_bad_arguments_exit_2_with_one_line(case: Path, run: Run, words: tuple[s
         (
             'snapshot_prefix: "run"',
             'snapshot_prefix: "taken"',
-            "cannot write snapshots there: Is a directory",
+            "snapshots there: Is a directory",
         ),
         ('snapshot_prefix: "run"', "", "snapshot_prefix is missing"),
     ],
