@@ -23,7 +23,7 @@ from caffe_recipes.caffe.dialects import (
 )
 from caffe_recipes.caffe.dialects.convert import convert_document
 from caffe_recipes.caffe.dialects.schema import foreign_values, outer_foreign
-from caffe_recipes.caffe.dialects.unsupported_names import FIELDS
+from caffe_recipes.caffe.dialects.unsupported_names import FIELDS, find_fork_type
 from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.caffe.prototxt import Document, is_kind
 from caffe_recipes.caffe.text.parser import ForeignName
@@ -31,6 +31,7 @@ from caffe_recipes.caffe.upgrade import SOLVER_TYPES
 from caffe_recipes.errors import InputError, PrototxtError
 
 _WAYS = ("forward", "backward")
+_V1_TYPES = "V1LayerParameter.LayerType"
 
 # Fields of other Caffes that operators read.
 _RUN_FIELDS = frozenset(
@@ -132,12 +133,19 @@ def to_engine_net(document: Document[Any]) -> pb.NetParameter:
 
 
 def _not_as_they_are(document: Document[Any]) -> list[ForeignName]:
-    """Return the fields of other Caffes that are not run as they are."""
+    """Return the names of other Caffes that are not run as they are.
+
+    The type of a fork in an old net is not among them: the net is upgraded before its types are checked.
+    """
     values = list(foreign_values(document.message))
     used = {(owner, name) for _, owner, name, value in values if not _is_idle(owner, name, value)}
     idle = {(owner, name) for _, owner, name, _ in values} - used
     run = _RUN_FIELDS | _PRECISION_FIELDS | idle
-    return [name for name in outer_foreign(document) if (name.owner, name.name) not in run]
+    return [
+        name
+        for name in outer_foreign(document)
+        if (name.owner, name.name) not in run and not (name.owner == _V1_TYPES and find_fork_type(name.name))
+    ]
 
 
 def _find_source(names: Iterable[ForeignName]) -> str:

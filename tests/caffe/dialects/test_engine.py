@@ -35,8 +35,10 @@ def test_its_layer_types_are_ours_and_those_of_others_that_have_an_operator() ->
         (layer("BatchNorm", "batch_norm_param { scale_bias: true }"), []),
         (layer("Reorg", "reorg_param { stride: 2 }"), ["reorg_param"]),
         ("base_lr: 1 rampup_interval: 5", ["rampup_interval"]),
+        ('layers { name: "a" type: POOLING3D pooling_param { kernel_depth: 2 } }', []),
+        ('layers { name: "a" type: VIDEO_DATA }', ["VIDEO_DATA"]),
     ],
-    ids=["runs", "runs-inside", "converts", "has-no-equal", "of-a-solver"],
+    ids=["runs", "runs-inside", "converts", "has-no-equal", "of-a-solver", "old-type", "old-unknown"],
 )
 def test_fields_of_other_caffes_that_it_neither_runs_nor_converts(text: str, names: list[str]) -> None:
     assert [name.name for name in find_unrun(parse_lenient(text))] == names
