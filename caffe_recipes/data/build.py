@@ -21,6 +21,7 @@ from random import Random
 from typing import TypeVar
 
 import lmdb
+from google.protobuf.message import DecodeError
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import commit_records, open_datums, writing
@@ -68,6 +69,10 @@ class BuildPlan:
     classes: tuple[str, ...] | None
     settings: ConversionSettings
     seed: int | None
+
+    def key(self, index: int) -> bytes:
+        """Return the key of the record of an image."""
+        return os.fsencode(f"{index:08d}_{self.pictures[index].name}")
 
     @cached_property
     def settings_text(self) -> bytes:
@@ -198,7 +203,7 @@ def check_plan(partial: Path, digest: str) -> None:
 def _check_continued(partial: Path, plan: BuildPlan) -> None:
     """Raise DataError if an unfinished build cannot be finished with this plan.
 
-    It can if the plan is another one only from the first missing record on, as where a bad image was deleted.
+    It can if all of its records are also the first ones of this plan, e.g. after a bad image was deleted.
     """
     try:
         check_plan(partial, plan.digest)
@@ -217,12 +222,19 @@ def _has_first_records(partial: Path, plan: BuildPlan) -> bool:
         environment.begin(buffers=True) as transaction,
     ):
         for place, (key, value) in enumerate(transaction.cursor()):
-            picture = plan.pictures[place] if place < len(plan.pictures) else None
-            if picture is None or bytes(key) != os.fsencode(f"{place:08d}_{picture.name}"):
+            if place == len(plan.pictures) or bytes(key) != plan.key(place):
                 return False
-            if pb.Datum.FromString(bytes(value)).label != picture.label:
+            if _label_of(bytes(value)) != plan.pictures[place].label:
                 return False
     return True
+
+
+def _label_of(value: bytes) -> int | None:
+    """Return the label of a record; None if it is damaged."""
+    try:
+        return int(pb.Datum.FromString(value).label)
+    except DecodeError:
+        return None
 
 
 _SETTINGS = "settings"
@@ -402,7 +414,7 @@ def _fill(
                 picture = plan.pictures[index]
                 error = made.error or _compare_shape(plan, state, made)
                 if not error:
-                    record = os.fsencode(f"{index:08d}_{picture.name}"), made.value
+                    record = plan.key(index), made.value
                     state.labels[picture.label] += 1
                     state.digest.add(*record)
                     state.enlarged += [made.enlarged] if made.enlarged else []
@@ -518,8 +530,10 @@ def check_planned(plan: BuildPlan, out: Path) -> None:
     if os.path.lexists(partial):
         with writing(out):
             make_own_folder(partial)  # which refuses one of another user
-    if (partial / "plan").exists() and _has_records(partial):
-        _check_continued(partial, plan)
+    if (partial / "plan").exists():
+        with build_lock(partial):  # LMDB crashes on pages that a running build writes anew
+            if _has_records(partial):
+                _check_continued(partial, plan)
 
 
 def load_pictures(

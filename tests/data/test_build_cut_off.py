@@ -18,7 +18,7 @@ import lmdb
 import pytest
 
 from caffe_recipes.caffe.datums import check_datums
-from caffe_recipes.data.build import build_lmdb, check_planned
+from caffe_recipes.data.build import build_lmdb, build_lock, check_planned
 from caffe_recipes.data.images import ConversionSettings
 from caffe_recipes.data.manifest import BuildManifest, manifest_path
 from caffe_recipes.data.tfrecords import check_tfrecords
@@ -71,6 +71,34 @@ def test_an_unfinished_build_whose_images_or_labels_have_changed_is_not_resumed(
         for act in (check_planned, build_lmdb):
             with pytest.raises(DataError, match="was started with other images or settings"):
                 act(plan_of(listed), tmp_path / "lmdb")
+
+
+def test_an_unfinished_build_with_a_damaged_record_is_not_resumed_by_another_list(
+    listed: Path, tmp_path: Path
+) -> None:
+    lines = listed.read_text().splitlines()
+    (listed.parent / lines[3].split()[0]).write_bytes(b"bad")
+    with pytest.raises(DataError, match="--skip-bad"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    with (
+        lmdb.open(str(tmp_path / ".lmdb.partial/lmdb"), lock=False) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        transaction.put(plan_of(listed).key(1), b"\xff")
+    listed.write_text("\n".join(lines[:3] + lines[4:]))
+    with pytest.raises(DataError, match="was started with other images or settings"):
+        check_planned(plan_of(listed), tmp_path / "lmdb")
+
+
+def test_an_unfinished_build_is_not_checked_while_it_is_written(listed: Path, tmp_path: Path) -> None:
+    (listed.parent / listed.read_text().splitlines()[3].split()[0]).write_bytes(b"bad")
+    with pytest.raises(DataError, match="--skip-bad"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    with (
+        build_lock(tmp_path / ".lmdb.partial"),
+        pytest.raises(DataError, match="another build is running in it"),
+    ):
+        check_planned(plan_of(listed, SQUARE), tmp_path / "lmdb")
 
 
 def test_a_build_begun_by_another_plan_is_restarted_if_it_has_no_records(
