@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -120,8 +121,8 @@ def decode_prototxt(data: bytes, path: str | Path, max_bytes: int = MOST_BYTES) 
 
 
 def _refuse_binary(data: bytes, path: str | Path) -> None:
-    """Raise PrototxtError for the bytes of a model: they hold zeros, and text does not."""
-    if b"\0" in data:
+    """Raise PrototxtError for the bytes of a model: they hold zeros, as text does only in UTF-16."""
+    if b"\0" in data and not data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
         what = "is a binary file, such as the weights of a model, and not the text of a prototxt"
         hint = "give the net or solver; weights go with --weights (deploy: --fold-bn, resuming: -snapshot)"
         raise PrototxtError(path, what, hint)

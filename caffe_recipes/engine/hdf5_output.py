@@ -97,11 +97,16 @@ def check_outputs(
 
 
 def _is_own(path: Path) -> bool:
-    """Return whether a file has what the layer writes: two datasets, and no group as snapshots have."""
+    """Return whether a file has what the layer writes: two datasets of four axes with as many rows.
+
+    A file for HDF5Data may have the same names, but a label for each row, and snapshots have groups.
+    """
     h5py = import_h5py()
     try:
         with h5py.File(path, "r") as file:
-            kinds = {name: file.get(name, getclass=True) for name in file}
+            if set(file) != set(_NAMES) or any(file.get(n, getclass=True) is not h5py.Dataset for n in _NAMES):
+                return False
+            shapes = [file[name].shape or () for name in _NAMES]
     except (OSError, RuntimeError, KeyError):
         return False
-    return kinds == dict.fromkeys(_NAMES, h5py.Dataset)
+    return all(len(shape) == _AXES for shape in shapes) and len({shape[0] for shape in shapes}) == 1

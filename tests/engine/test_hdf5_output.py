@@ -116,7 +116,12 @@ def write_weights(path: Path) -> None:
     path.write_bytes(render_weights([("ip", [pb.BlobProto(shape=pb.BlobShape(dim=[1]), data=[1.0])])]))
 
 
-@pytest.mark.parametrize("write", [write_text, write_weights])
+def write_rows(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["data"], file["label"] = np.ones((2, 3, 4, 5), np.float32), np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize("write", [write_text, write_weights, write_rows])
 def test_a_file_that_no_such_layer_wrote_stays(rows: np.ndarray, write: Callable[[Path], None]) -> None:
     write(Path("out.h5"))
     before = Path("out.h5").read_bytes()
