@@ -104,9 +104,11 @@ def _is_own(path: Path) -> bool:
     h5py = import_h5py()
     try:
         with h5py.File(path, "r") as file:
-            if set(file) != set(_NAMES) or any(file.get(n, getclass=True) is not h5py.Dataset for n in _NAMES):
+            if set(file) != set(_NAMES) or any(
+                file.get(n, getclass=True) is not h5py.Dataset for n in _NAMES
+            ):
                 return False
             shapes = [file[name].shape or () for name in _NAMES]
     except (OSError, RuntimeError, KeyError):
         return False
-    return all(len(shape) == _AXES for shape in shapes) and len({shape[0] for shape in shapes}) == 1
+    return all(len(shape) == _AXES for shape in shapes) and len({shape[:1] for shape in shapes}) == 1

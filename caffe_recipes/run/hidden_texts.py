@@ -56,15 +56,21 @@ class TextHider:
 
     def hide(self, value: object) -> object:
         """Return a value, or a tree of lists and mappings, without the texts."""
-        if type(value) is str and self._known:
-            if value not in self._done:
-                self._done[value] = self._hide_text(value)
-            return self._done[value]
+        if type(value) is str:
+            return self.hide_text(value)
         if isinstance(value, Mapping):
             return {key: self.hide(one) for key, one in value.items()}
         return [self.hide(one) for one in value] if isinstance(value, list) else value
 
-    def _hide_text(self, text: str) -> str:
+    def hide_text(self, text: str) -> str:
+        """Return a text without the texts that are to be hidden; call it before a text is shortened."""
+        if not self._known:
+            return text
+        if text not in self._done:
+            self._done[text] = self._hide(text)
+        return self._done[text]
+
+    def _hide(self, text: str) -> str:
         for length, salt, digests in self._known:
             sums = [0, *accumulate(map(ord, text))]
             likely = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,10 @@ class ExplainedLine:
 
 
 class _LogExplainer:
-    """Collects what explains a log, line by line."""
+    """Collects what explains a log, line by line; `hide` leaves out of a line what must not be shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, hide: Callable[[str], str]) -> None:
+        self.hide = hide
         self.lines = 0
         self.is_known = False
         self.fatal = ""  # the first fatal line, known or not
@@ -125,7 +126,7 @@ class _LogExplainer:
     def _add(self, line: str, rank: int | None, diagnosis: Diagnosis, times: int) -> None:
         name = diagnosis.name
         if name not in self._found:
-            shown = shorten(line.strip(), _SHOWN_CHARACTERS)
+            shown = shorten(self.hide(line.strip()), _SHOWN_CHARACTERS)
             self._found[name] = ExplainedLine(self.lines, shown, diagnosis, 0), times
         found = self._found[name][0]
         found.count += 1
@@ -174,30 +175,32 @@ class ExplainedLog:
         return {"lines": self.lines, "fatal": self.fatal or None, "found": found}
 
 
-def explain_lines(groups: Iterable[Sequence[str]]) -> ExplainedLog | None:
+def explain_lines(groups: Iterable[Sequence[str]], hide: Callable[[str], str] = str) -> ExplainedLog | None:
     """Explain the lines of a log, in groups of any size; return None if they are of no known program.
+
+    `hide` leaves out of a line what must not be shown.
 
     >>> (found,) = explain_lines([["[3] Host key verification failed."]]).found
     >>> found.number, found.diagnosis.name, found.ranks
     (1, 'ssh-host-key', {3})
     """
-    explainer = _LogExplainer()
+    explainer = _LogExplainer(hide)
     for lines in groups:
         explainer.feed(lines)
     found = explainer.finish()
     if not found and not explainer.is_known:
         return None
-    return ExplainedLog(explainer.lines, tuple(found), shorten(explainer.fatal, _SHOWN_CHARACTERS))
+    return ExplainedLog(explainer.lines, tuple(found), shorten(hide(explainer.fatal), _SHOWN_CHARACTERS))
 
 
-def explain_log(path: Path) -> ExplainedLog:
-    """Explain the failures that a log shows, which is read as by `read_whole_log`.
+def explain_log(path: Path, hide: Callable[[str], str] = str) -> ExplainedLog:
+    """Explain the failures that a log shows, which is read as by `read_whole_log`; `hide` as explain_lines.
 
     Raises InputError for a file that is empty, binary, unreadable, or the log of another program.
     """
     name = name_log(path)
     with reading(name, InputError, hint_for_log(path, _HINT)):
-        found = explain_lines(_read_text(path))
+        found = explain_lines(_read_text(path), hide)
     if found is None:
         raise InputError(name, "has no line of Caffe, TensorFlow, MPI, ssh or Slurm", _HINT)
     return found

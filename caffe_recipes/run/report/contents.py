@@ -38,7 +38,7 @@ from caffe_recipes.run.training_plan import plan_steps
 from caffe_recipes.wording import describe_count, shorten
 
 _LONGEST_LINE = 500
-_SHORT = 200  # characters; a line with several such texts fits
+_SHORT = 200  # characters; no text of an event that is as short is shortened
 _MOST_LINES = 2000  # of the journal that are shown
 _MOST_EXPLAINED = 10  # logs
 
@@ -186,14 +186,14 @@ class _Reader:
             self.unread.append(str(error))
         return None
 
-    def explain(self, log: str) -> ExplainedFailure | None:
+    def explain(self, log: str, hider: TextHider) -> ExplainedFailure | None:
         """Return what the log of a launch explains about its failure; None if it cannot be read."""
         path = Path(self.path, "logs", posixpath.basename(log))
         if not path.exists():
             return None
         try:
             check_below(self.files, (self.root, self.path), str(path), "a link leads to")
-            found = explain_log(path)
+            found = explain_log(path, hider.hide_text)
         except (CaffeRecipesError, OSError) as error:
             self.unread.append(str(error))
             return None
@@ -214,7 +214,8 @@ def load_contents(given: str, root: str) -> RunContents:
     steps, state = plan_steps(recipe), fold_events(event for _, event in events)
     branches = list(reader.branch_events(state, [step.phase for step in steps]))
     hidden = tuple(text for _, event in events if isinstance(event, RunStarted) for text in event.hidden)
-    events, *branches = _hide_in_long_texts([events, *branches], TextHider([(state.id, hidden)]))
+    hider = TextHider([(state.id, hidden)])
+    events, *branches = _hide_in_long_texts([events, *branches], hider)
     begin_s = events[0][0]
     every = sorted([*events, *(one for branch in branches for one in branch)], key=lambda one: one[0])
     launches = [event for _, event in every if isinstance(event, Launch)]
@@ -222,7 +223,7 @@ def load_contents(given: str, root: str) -> RunContents:
     shown = "/".join(posixpath.normpath(reader.path).split("/")[-2:])
     incidents, left_out = find_incidents(every, begin_s, recipe, shown)
     failed = dict.fromkeys(one.log for one in incidents if one.log)
-    explained = tuple(filter(None, map(reader.explain, [*failed][:_MOST_EXPLAINED])))
+    explained = (reader.explain(log, hider) for log in [*failed][:_MOST_EXPLAINED])
     curve = reader.curve(recipe, [event for _, event in events])
     return RunContents(
         name=posixpath.basename(posixpath.abspath(reader.path)),
@@ -236,11 +237,11 @@ def load_contents(given: str, root: str) -> RunContents:
         rows=tuple(group_hosts(spans)),
         incidents=tuple(incidents),
         incidents_left_out=left_out,
-        explained=explained,
+        explained=tuple(filter(None, explained)),
         curve=curve,
         findings=_lint(recipe, reader.unread),
         launches=tuple(launches),
-        lines=tuple(_journal_lines(every, begin_s, recipe, shown)),
+        lines=tuple(_journal_lines(every, begin_s, recipe, shown, hider)),
         origins=tuple(find_origins(reader.path, root, recipe, [event for _, event in every], reader.unread)),
         hidden=hidden,
         unread=tuple(dict.fromkeys(reader.unread)),
@@ -253,7 +254,7 @@ def _hide_in_long_texts(lists: Sequence[list[TimedEvent]], hider: TextHider) -> 
         found = []
         for time_s, event in events:
             texts = {key: text for key, text in vars(event).items() if isinstance(text, str)}
-            long = {key: hider.hide(text) for key, text in texts.items() if len(text) > _SHORT}
+            long = {key: hider.hide_text(text) for key, text in texts.items() if len(text) > _SHORT}
             found.append((time_s, replace(event, **long) if long else event))
         yield found
 
@@ -304,10 +305,10 @@ def _lint(recipe: AnyRecipe, unread: list[str]) -> tuple[Finding, ...]:
 
 
 def _journal_lines(
-    events: Sequence[TimedEvent], begin_s: float, recipe: AnyRecipe, folder: str
+    events: Sequence[TimedEvent], begin_s: float, recipe: AnyRecipe, folder: str, hider: TextHider
 ) -> Iterator[tuple[float, str]]:
     lines = ((time_s - begin_s, describe_event(event, recipe, folder)) for time_s, event in events)
-    shown = [(at_s, shorten(line, _LONGEST_LINE)) for at_s, line in lines if line]
+    shown = [(at_s, shorten(hider.hide_text(line), _LONGEST_LINE)) for at_s, line in lines if line]
     yield from shown[:_MOST_LINES]
     if len(shown) > _MOST_LINES:
         yield shown[-1][0], f"... and {len(shown) - _MOST_LINES:,} more lines, in the journal"

@@ -37,20 +37,20 @@ def render_report(runs: Sequence[RunContents]) -> str:
         raise InputError("report", f"shows at most {MOST_RUNS} runs, not {len(runs)}", "name fewer")
     style, script = _read("report.css"), _read("report.js")
     charts = build_charts([run.curve for run in runs])
+    hider = TextHider([(run.progress.id, run.hidden) for run in runs])
     data = {
         "charts": charts,
-        "timelines": [_timeline(run) for run in runs],
+        "timelines": [_timeline(run, hider) for run in runs],
         "runs": [run.name for run in runs],
     }
-    hider = TextHider([(run.progress.id, run.hidden) for run in runs])
     page = _environment().overlay(finalize=hider.hide).get_template("report.html.j2")
     return page.render(
         runs=runs,
         charts=charts,
-        facts={run.path: _facts(run) for run in runs},
+        facts={run.path: _facts(run, hider) for run in runs},
         slow={run.path: find_slow(run.curve) if run.curve else (None, []) for run in runs},
         commands={run.path: list(_commands(run)) for run in runs},
-        differences=list(_differences(runs)),
+        differences=list(_differences(runs, hider)),
         data=_render_json(hider.hide(data)),
         style=Markup(style),
         script=Markup(script),
@@ -69,9 +69,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        duration=describe_duration, clock=write_clock, count=describe_count, shorten=shorten
-    )
+    environment.filters.update(duration=describe_duration, clock=write_clock, count=describe_count)
     return environment
 
 
@@ -96,13 +94,13 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _timeline(run: RunContents) -> dict[str, object]:
+def _timeline(run: RunContents, hider: TextHider) -> dict[str, object]:
     """Return what the hosts of a run did, for the page to draw."""
     phases = [result.step.phase for result in run.phases]
     rows = [
         {
             "label": row.label,
-            "hosts": shorten(fold_hosts(row.hosts), _LONGEST_LIST),
+            "hosts": shorten(hider.hide_text(fold_hosts(row.hosts)), _LONGEST_LIST),
             "spans": [
                 {
                     "kind": span.kind,
@@ -124,7 +122,7 @@ def _timeline(run: RunContents) -> dict[str, object]:
     return {"rows": rows, "left_out": max(0, len(run.rows) - _MOST_ROWS), "incidents": incidents}
 
 
-def _facts(run: RunContents) -> list[tuple[str, str, str]]:
+def _facts(run: RunContents, hider: TextHider) -> list[tuple[str, str, str]]:
     """Return the main facts of a run: name, value, and a remark such as what the source reports."""
     recipe, reported, outputs = run.recipe, run.recipe.reported, run.progress.outputs or {}
     done = [result for result in run.phases if result.state == "finished"]
@@ -145,9 +143,8 @@ def _facts(run: RunContents) -> list[tuple[str, str, str]]:
         shown = f"{100 * value:.2f} %" if "top" in name.lower() or "acc" in name.lower() else f"{value:.4g}"
         facts.append((f"tested {name}", shown, remark))
     cluster = recipe.cluster
-    facts.append(
-        ("machine", f"{describe_count(cluster.nodes, 'node')} x {cluster.ranks_per_node}", shorten(run.hosts))
-    )
+    machine = f"{describe_count(cluster.nodes, 'node')} x {cluster.ranks_per_node}"
+    facts.append(("machine", machine, shorten(hider.hide_text(run.hosts))))
     return facts
 
 
@@ -180,7 +177,7 @@ def _commands(run: RunContents) -> Iterator[tuple[str, str]]:
             yield f"what {launch.phase}, attempt {launch.attempt}, gave to the trainer", words
 
 
-def _differences(runs: Sequence[RunContents]) -> Iterator[tuple[str, list[str]]]:
+def _differences(runs: Sequence[RunContents], hider: TextHider) -> Iterator[tuple[str, list[str]]]:
     """Yield the keys in which the recipes of runs differ, with the value of each."""
     if len(runs) < 2:
         return
@@ -188,7 +185,7 @@ def _differences(runs: Sequence[RunContents]) -> Iterator[tuple[str, list[str]]]
     keys = dict.fromkeys(key for values in flat for key in values)
     differing = [key for key in keys if len({values.get(key) for values in flat}) > 1]
     for key in differing[:_MOST_DIFFERENCES]:
-        yield key, [shorten(values.get(key, "-")) for values in flat]
+        yield key, [shorten(hider.hide_text(values.get(key, "-"))) for values in flat]
 
 
 def _flatten(value: object, at: str) -> Iterator[tuple[str, str]]:

@@ -99,6 +99,23 @@ def test_a_secret_is_left_out_also_where_a_long_text_is_shortened(place: Place, 
     assert "hunt" not in page
 
 
+@pytest.mark.parametrize("before", [235, 480])
+def test_a_secret_is_left_out_of_lines_that_are_shortened(place: Place, before: int) -> None:
+    secret = "hunter2-is-a-long-secret"
+    line = f"{'x' * before}{secret}{'x' * 1000}"
+    logged = [
+        f"[1] F1120 11:49:35.000000  6374 x.cpp:1] Check failed: {line}",
+        f"[1] F1120 11:49:35.000000  6374 io.cpp:66] {line}: No space left on device",
+    ]
+    folder = write_run(place.root, place.recipe, log="\n".join([LOG, *logged, ""]))
+    digests = digest_texts([secret], load_journal(folder / "journal.jsonl").id)
+    built: tuple[str, dict[str, object]] = "built", {"lmdbs": ["x" * before, secret, "x" * 1000]}
+    append_events(folder, started(hidden=digests), launched(), built, failed("init", "failed"))
+    contents = load_contents(str(folder), str(place.root))
+    assert contents.explained[0].fatal and contents.explained[0].found
+    assert "hunt" not in render_report([contents])
+
+
 def test_a_page_shows_two_runs_and_what_differs_between_their_recipes(place: Place) -> None:
     first = write_run(place.root, place.recipe, started(), launched(), finished("init"), log=LOG)
     other = place.root / "other.yaml"
