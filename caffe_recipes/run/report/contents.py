@@ -207,8 +207,7 @@ def load_contents(given: str, root: str) -> RunContents:
     everything else, what can be read is returned.
     """
     folder = given.rstrip("/") or given
-    is_folder = Path(folder, JOURNAL).exists()
-    reader = _Reader(folder if is_folder else find_run(LocalFiles(), root, given), root)
+    reader = _Reader(folder if Path(folder, JOURNAL).exists() else find_run(LocalFiles(), root, given), root)
     recipe = load_frozen(reader.files, reader.path)
     events = reader.events(reader.path)
     steps, state = plan_steps(recipe), fold_events(event for _, event in events)
