@@ -43,7 +43,11 @@ def explain(ctx: click.Context, names: tuple[str, ...], as_json: bool, caffe_roo
 
     exit_code, data, logs = 0, dict[str, object](), list[Path]()
     for name in names:
-        logs += find_run_logs(name, caffe_root) if is_run(name, caffe_root) else [Path(name)]
+        try:
+            logs += find_run_logs(name, caffe_root) if is_run(name, caffe_root) else [Path(name)]
+        except InputError as error:
+            echo(f"Error: {error}", err=True)
+            exit_code = error.exit_code
     for log in logs:
         try:
             explained = explain_log(log)

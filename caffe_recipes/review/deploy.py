@@ -40,7 +40,7 @@ def load_deploy(given: str, choices: DeployChoices) -> Deploy:
     if choices.image is not None:
         pixels, most = math.prod(choices.image[1:]), limit("image-pixels")
         if pixels > most:
-            what = f"an image of {pixels:,} pixels, and one that is read has {most:,} at most"
+            what = f"an image of {pixels:,} pixels is too large to be read; the limit is {most:,}"
             raise InputError("--input", what, "give the size of the images, e.g. 3,224,224")
     found = load_given_net(given, pb.TEST, choices.caffe_root, choices.max_bytes)
     comments: Mapping[str, Comment] = NO_COMMENTS

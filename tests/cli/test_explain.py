@@ -44,6 +44,15 @@ def test_logs_that_cannot_be_read_do_not_hide_the_others(tmp_path: Path) -> None
     )
 
 
+def test_a_run_that_cannot_be_read_does_not_hide_the_logs(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(f"{FINE}\n")
+    (tmp_path / "runs/small-1").mkdir(parents=True)
+    (tmp_path / "runs/small-1/journal.jsonl").write_text("")
+    done = call_main("explain", "small-1", "a.log", cwd=tmp_path)
+    assert (done.stdout, done.returncode) == ("a.log: no known failure in 1 line\n", 2)
+    assert done.stderr.startswith("Error: runs/small-1") and done.stderr.count("\n") == 1
+
+
 def test_a_log_cannot_command_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("\x1b[2JHost key verification failed.\n")
     assert "\x1b" not in call_main("explain", "a.log", cwd=tmp_path).stdout

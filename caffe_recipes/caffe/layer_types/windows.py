@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 
+from google.protobuf.message import Message
+
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import to_ours
 from caffe_recipes.caffe.layer_types.dimensions import Dim, MisfitError, Shapes
 from caffe_recipes.caffe.layer_types.entry import LayerType, Refusal, Result, own_block
 from caffe_recipes.caffe.prototxt import parse_prototxt, render_prototxt
+from caffe_recipes.errors import PrototxtError
 
 Windowed = pb.ConvolutionParameter | pb.PoolingParameter
 
@@ -97,12 +100,15 @@ def as_volume(layer: pb.LayerParameter) -> pb.LayerParameter:
 
     Version 1.0 has its settings in the plain layer's block. `group` is not read, and `filter_group` only
     saves memory. Source: facebook/C3D, convolution3d_layer.cpp, deconvolution3d_layer.cpp, pool3d_layer.cpp.
+    Raises MisfitError for a value that the plain layer does not take.
     """
     plain = pb.LayerParameter.FromString(to_ours(layer).SerializePartialToString())
     plain.type = layer.type.removesuffix("3D")
     block = "pooling" if plain.type == "Pooling" else "convolution"
     own = getattr(layer, f"{block}3d_param", None)
-    given = deepcopy(getattr(layer, f"{block}_param") if own is None or not own.ListFields() else own)
+    if isinstance(own, str):
+        raise MisfitError(f"has {block}3d_param {own}, which is not a block")
+    given = deepcopy(own if own and own.ListFields() else getattr(layer, f"{block}_param"))
     text = [
         f"{size}: {_only(given, name) or default}"
         for size, (time, default) in _VOLUME.items()
@@ -112,14 +118,21 @@ def as_volume(layer: pb.LayerParameter) -> pb.LayerParameter:
         if name in given.DESCRIPTOR.fields_by_name:
             given.ClearField(name)
     param = getattr(plain, f"{block}_param")
-    param.CopyFrom(parse_prototxt("\n".join([render_prototxt(given), *text]), type(param)))
+    try:
+        param.CopyFrom(parse_prototxt("\n".join([render_prototxt(given), *text]), type(param)))
+    except PrototxtError as error:
+        raise MisfitError(f"has a value that {block}_param does not take: {error.what}") from None
     return plain
 
 
 def _only(param: Windowed, name: str) -> str:
-    """Return a number of a block as text, also of a repeated field; "" if it is not set."""
+    """Return a number of a block as text, of a repeated field too; "" if not set. Raises MisfitError."""
     value = getattr(param, name, "")
-    return str(value) if isinstance(value, str | int) else " ".join(map(str, value))
+    if isinstance(value, str | int):
+        return str(value)
+    if isinstance(value, Message) or len(value) > 1:
+        raise MisfitError(f"takes one number as {name}")
+    return "".join(map(str, value))
 
 
 def volume_type(plain: LayerType) -> LayerType:

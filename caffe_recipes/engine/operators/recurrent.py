@@ -2,7 +2,8 @@
 
 The second bottom, of steps x streams, is 0 where a sequence starts and 1 where it continues. Without
 `expose_hidden`, the state after a batch is that before the next one. As in Caffe, it stays if the size of a
-batch changes: fewer streams go on with the first states, and the states of more streams than ever start at 0.
+batch changes: fewer streams continue from the first states; if there are more streams than in any batch
+before, all states start at 0.
 
 Source: BVLC Caffe, recurrent_layer.cpp, lstm_layer.cpp, lstm_unit_layer.cpp and rnn_layer.cpp.
 """

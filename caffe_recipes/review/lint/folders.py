@@ -218,7 +218,7 @@ def lint_targets(
 
         for recipe in expand_families(recipes):
             new = lint_recipe(recipe, options.dialect, report)
-            found += (one for one in new if one not in found)  # rows share the lines of their base
+            found += [one for one in new if one not in found]  # rows share the lines of their base
     return _advise_recipes(found + _lint_paths(others, options, report))
 
 

@@ -46,6 +46,24 @@ def test_a_bottom_without_time_is_refused() -> None:
         infer_shapes(net, pb.TRAIN)
 
 
+@pytest.mark.parametrize(
+    ("block", "what"),
+    [
+        ("convolution3d_param: 5", "has convolution3d_param 5, which is not a block"),
+        ("convolution_param { kernel_size: 3 kernel_size: 3 }", "takes one number as kernel_size"),
+        ("convolution3d_param { kernel_size { a: 1 } }", "takes one number as kernel_size"),
+        (
+            "convolution3d_param { kernel_size: x }",
+            "has a value that convolution_param does not take: ",
+        ),
+    ],
+)
+def test_a_value_that_is_not_a_number_is_refused_by_the_name_of_its_layer(block: str, what: str) -> None:
+    net = net_over("dim: 1 dim: 3 dim: 6 dim: 7 dim: 8", f'type: "Convolution3D" {block}')
+    with pytest.raises(LayerMisfit, match=rf"layer 'c' \(Convolution3D\) {what}"):
+        infer_shapes(net, pb.TRAIN)
+
+
 def test_an_old_net_has_the_settings_in_the_block_of_the_plain_layer() -> None:
     text = 'layers { name: "p" type: POOLING3D pooling_param { kernel_size: 2 kernel_depth: 1 stride: 2 } }'
     net: Any = parse_lenient(text).message
