@@ -311,6 +311,7 @@ def _predict(flags: Flags, log: Log) -> None:
     device = subcommands.find_device(flags.gpu, "predict", log)
     net = subcommands.load_test_net(flags.model, weights, flags.level, stages, log, device, flags.source)
     with closing(net):
+        subcommands.check_not_read("out", flags.out, net)
         subcommands.predict(net, flags.out, log)
 
 
@@ -325,6 +326,8 @@ def _time(flags: Flags, log: Log) -> None:
     device = subcommands.find_device(flags.gpu, "time", log)
     net = timing.load_timed_net(flags.model, weights, flags.phase, flags.level, stages, log, device)
     with closing(net):
+        if flags.trace:
+            subcommands.check_not_read("trace", flags.trace, net)
         timing.time_net(net, flags.iterations, device, log)
         if flags.trace:
             timing.trace_net(net, flags.trace, log)

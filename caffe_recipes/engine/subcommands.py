@@ -327,6 +327,17 @@ def check_output_path(option: str, out: str, inputs: Sequence[str]) -> None:
     except OSError as error:
         hint = hint_for(error, f"give another file with -{option}")
         raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
+    _check_no_input(option, out, inputs)
+
+
+def check_not_read(option: str, out: str, net: RunnableNet) -> None:
+    """Raise InputError if the file of an option is one that a net reads, such as the file of its LMDB."""
+    sources = [node.source for node in net.nodes if node.source is not None and node.source.where]
+    read = [path for one in sources for path in (one.where, f"{one.where}/data.mdb", *one.files)]
+    _check_no_input(option, out, read)
+
+
+def _check_no_input(option: str, out: str, inputs: Sequence[str]) -> None:
     if Path(out).exists() and any(Path(path).exists() and Path(out).samefile(path) for path in inputs):
         raise InputError(out, "is an input of this command", f"give another file with -{option}")
 

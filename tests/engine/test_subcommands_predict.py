@@ -43,6 +43,17 @@ def test_each_image_is_predicted_once_in_the_order_of_its_keys(trained: Path, ru
     assert [path.name for path in trained.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize(
+    "words", [("predict", "-out"), ("time", "-phase", "TEST", "-iterations", "1", "-trace")]
+)
+def test_an_lmdb_that_is_read_is_not_written_over(trained: Path, run: Run, words: tuple[str, ...]) -> None:
+    before = Path("lmdb/data.mdb").read_bytes()
+    model = ("-model", "net.prototxt", "-weights", "run_iter_6.caffemodel")
+    code, log = run(*words, "lmdb/data.mdb", *model)
+    assert (code, Path("lmdb/data.mdb").read_bytes()) == (2, before)
+    assert f"lmdb/data.mdb: is an input of this command; give another file with {words[-1]}" in log
+
+
 def test_the_scores_give_the_same_accuracies_as_test(trained: Path, run: Run, change: Change) -> None:
     change(trained / "net.prototxt", ("batch_size: 4", "batch_size: 5"))
     _, log = run("test", "-model", "net.prototxt", "-weights", "run_iter_6.caffemodel", "-iterations", "2")
