@@ -142,16 +142,16 @@ def _unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 def _gunzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield what gzip has compressed, in pieces of bounded size; the end may be missing."""
-    unpacker = zlib.decompressobj(wbits=31)
+    unpacker, is_between = zlib.decompressobj(wbits=31), False
     for piece in pieces:
-        while piece:
+        while piece := piece.lstrip(b"\0") if is_between else piece:  # gzip ignores zeros at the end
             try:
                 data = unpacker.decompress(piece, _PIECE_BYTES)
             except zlib.error:
                 raise OSError(errno.EINVAL, "its compressed data is damaged") from None
             if data:
                 yield data
-            piece = unpacker.unconsumed_tail
+            piece, is_between = unpacker.unconsumed_tail, unpacker.eof
             if unpacker.eof:  # gzip appends to a file what is compressed next
                 piece, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=31)
 

@@ -55,7 +55,7 @@ def test_a_whole_log_is_read_from_a_file_a_pipe_or_standard_input_compressed_or_
 ) -> None:
     half = TEXT.index("\n", len(TEXT) // 2) + 1
     appended = gzip.compress(TEXT[:half].encode()) + gzip.compress(TEXT[half:].encode())
-    for data in (TEXT.encode(), appended):
+    for data in (TEXT.encode(), appended, appended + bytes(70_000)):
         (tmp_path / "x.log").write_bytes(data)
         assert text_of(tmp_path / "x.log") == TEXT
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
