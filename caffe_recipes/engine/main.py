@@ -6,6 +6,7 @@ Flags can be written as for gflags: `-solver X`, `--solver X`, `-solver=X`, `--s
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import re
 import signal
@@ -134,16 +135,25 @@ _ONLY = {
 REQUIRED_MODULES = ("torch", "numpy", "cv2", "mpi4py")  # imported only after the flags are checked
 
 
-# PyTorch's own variable, read at its first allocation: huge pages where the kernel offers them. Without them,
-# a tensor of 50 MB takes longer to get, page by page, than to compute.
-_HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
+
+
+def keep_large_blocks() -> None:
+    """Have glibc's malloc keep what is freed, also of large tensors, for the next iteration.
+
+    By default it goes back to the kernel, which clears it again, page by page, in each iteration.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 on success, as Caffe does, 2 for bad input, and 3 for a failed run."""
     if argv is not None:
         return _run(argv)
-    os.environ.setdefault(_HUGE_PAGES, "1")
+    keep_large_blocks()
     code = 1  # for an uncaught exception
 
     def end() -> None:
