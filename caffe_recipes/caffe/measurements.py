@@ -290,7 +290,7 @@ class MeasuredLog:
         elif kind is Resuming:
             self._state = text
         elif kind is Started:
-            self._begin(text)
+            self._start(text)
         elif kind is Snapshot:
             run = self._run()
             run.snapshots, run.last_snapshot = run.snapshots + 1, text
@@ -303,6 +303,14 @@ class MeasuredLog:
 
     def _run(self) -> LoggedRun:
         return self.runs[-1] if self.runs else self._begin("")
+
+    def _start(self, net: str) -> None:
+        """Begin a run, unless this is another thread of one that has just begun: nvcaffe has one for each GPU."""
+        last = self.runs[-1] if self.runs else LoggedRun(0, "", is_done=True)
+        has_ended = last.is_done or last.is_stopped or last.fatal
+        has_begun = last.last_iter is not None or self._iteration is not None
+        if last.net != net or has_ended or has_begun or self._weights or self._state:
+            self._begin(net)
 
     def _begin(self, net: str) -> LoggedRun:
         self.runs.append(LoggedRun(len(self.runs) + 1, net, self._weights, self._state))

@@ -98,6 +98,8 @@ def plot(
     with joins, restarts and warm-ups marked. RUN is the folder or name of a run (digits-local-1). LOG may be
     `-`, which is standard input, and compressed by gzip.
     """
+    if out.is_file() and any(Path(name).is_file() and out.samefile(name) for name in names):
+        raise InputError(out, "is an input of this command", "give another file with -o")
     shown = [_is_trained(name, caffe_root) for name in names]
     if all(shown):
         if apart:
@@ -117,11 +119,6 @@ def plot(
 def _plot_schedules(
     names: tuple[str, ...], out: Path, counts: _Counts, max_bytes: int, *, is_apart: bool, log: bool
 ) -> None:
-    if out.suffix.lower() == ".csv":
-        raise InputError(
-            out, "is for curves", "end it in .svg, .png or .pdf; `caffe-recipes lr` prints rates"
-        )
-    kind = format_of(out)
     names = tuple(
         file
         for name in expand_families(names)
@@ -131,8 +128,12 @@ def _plot_schedules(
     )
     files = [name for name in names if Path(name).is_file() and not name.endswith(RECIPE.suffixes)]
     per_iter = find_epochs_per_iter(files, counts.images, counts.ranks, counts.batch, max_bytes)
-    picture = render_plot(load_schedules(names, per_iter, apart=is_apart, max_bytes=max_bytes), kind, log=log)
-    write_file(out, picture)
+    schedules = load_schedules(names, per_iter, apart=is_apart, max_bytes=max_bytes)
+    if out.suffix.lower() == ".csv":
+        raise InputError(
+            out, "is for curves", "end it in .svg, .png or .pdf; `caffe-recipes lr` prints rates"
+        )
+    write_file(out, render_plot(schedules, format_of(out), log=log))
     echo(f"wrote {out}")
 
 
@@ -163,14 +164,14 @@ def _plot_curves(
     if given and all(is_run(name, root) for name in names):
         raise InputError(f"--{given}", "is for solver files and logs", "leave it out")
     curves: list[found.TrainingCurve] = []
-    logs = [name for name in names if not is_run(name, root)]
-    shown = dict(zip(logs, found.name_logs([*map(Path, logs)]), strict=True))
-    for name in names:
-        if name not in shown:
-            curves.append(load_run_curve(name, root))
+    for name, shown in zip(names, found.name_logs([*map(Path, names)]), strict=True):
+        if is_run(name, root):
+            curve = load_run_curve(name, root)
+            curve.name = shown if "/" in shown else curve.name
+            curves.append(curve)
         else:
             per_iter = find_epochs_per_iter([], counts.images, counts.ranks, counts.batch)
-            curves += found.load_log_curves(Path(name), per_iter, shown[name])
+            curves += found.load_log_curves(Path(name), per_iter, shown)
     axis = axis or found.best_axis(curves)
     found.check_axis(curves, axis)
     if kind == "csv":

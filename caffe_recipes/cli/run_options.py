@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
-from caffe_recipes.cli.options import PATH, PATH_TEXT, Seconds, Whole
+from caffe_recipes.cli.options import PATH, PATH_TEXT, Seconds, Whole, refuse_empty
 from caffe_recipes.cluster.staging import WAYS, Way
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.policy import ON_FAILURE, RETRIES
@@ -91,6 +91,7 @@ runs_root = click.option(
 on = click.option(
     "--on",
     metavar="HOST",
+    callback=lambda _, param, value: value if value is None else refuse_empty("host", value, param),
     help="Read the run on this host, over ssh; --caffe-root is then a path there. The host needs sh and "
     "coreutils.",
 )

@@ -195,6 +195,25 @@ def test_several_runs_in_one_file_are_told_apart() -> None:
     assert (log.unknown, log.runs[0].snapshots, log.runs[0].is_done) == (2, 1, True)
 
 
+def test_the_threads_of_a_run_on_several_gpus_are_one_run() -> None:
+    """NVIDIA's Caffe has a thread for each GPU, and each of them says what it solves."""
+    threads = ["Solving a", "Learning Rate Policy: poly"] * 4
+    texts = [
+        "Finetuning from x.caffemodel",
+        *threads,
+        "Iteration 0, loss = 2",
+        "Optimization Done.",
+        *threads,
+    ]
+    log, rows = read(map(glog, [*texts, "Iteration 0, loss = 3", *threads[:2], "Iteration 4, loss = 1"]))
+    assert [(run.net, run.weights, run.first_iter) for run in log.runs] == [
+        ("a", "x.caffemodel", 0),
+        ("a", "", 0),
+        ("a", "", 4),
+    ]
+    assert [row.run for row in rows] == [1, 2, 3]
+
+
 def test_iterations_that_go_back_begin_a_run() -> None:
     log, _ = read(map(glog, ["Iteration 5, loss = 2", "Iteration 6, loss = 2", "Iteration 5, loss = 2"]))
     assert [(run.first_iter, run.last_iter) for run in log.runs] == [(5, 6), (5, 5)]

@@ -27,6 +27,15 @@ def test_a_log_is_plotted_and_written_as_csv(tmp_path: Path, log: Path) -> None:
     ]
 
 
+def test_a_log_is_not_written_over(tmp_path: Path, log: Path) -> None:
+    before = log.read_bytes()
+    (tmp_path / "a.csv").symlink_to(log)
+    for given in (log, "a.csv"):
+        done = call_main("plot", given, "-o", "a.csv", cwd=tmp_path)
+        assert (done.returncode, log.read_bytes()) == (2, before)
+        assert done.stderr == "Error: a.csv: is an input of this command; give another file with -o\n"
+
+
 def test_options_give_the_epochs_of_a_log(tmp_path: Path, log: Path) -> None:
     options = ("--images", 64, "--batch", 16, "--ranks", 2)
     assert call_main("plot", log, *options, "-o", "a.csv", cwd=tmp_path).returncode == 0

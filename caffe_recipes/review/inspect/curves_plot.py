@@ -266,9 +266,9 @@ def _write_ends(axes: Axes, ends: Sequence[tuple[End, str]], panel_in: float) ->
     for place, ((index, x, y), name) in zip(places, ordered, strict=True):
         colour = line_style(index)["color"]
         axes.text(1.012, place, name, transform=axes.transAxes, fontsize=7, color=colour, va="center")
-        if right - x > 0.03 * (right - axes.get_xlim()[0]):
+        if 0.03 < (right - x) / (right - axes.get_xlim()[0]) < 0.25:  # a longer one would look like data
             leads_to = in_panel.inverted().transform((1.0, place))[1]
-            # Thin and grey, since data is neither.
+            # Thin and grey, as no data is.
             axes.plot([x, right], [y, leads_to], color=_GREY, linewidth=0.3, alpha=0.6, zorder=1)
 
 

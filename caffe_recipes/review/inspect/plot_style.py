@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,7 +72,9 @@ def render_figure(draw: Callable[[], Figure], kind: str, dpi: float = 200) -> by
         mpl.rcParams.update(_SETTINGS)
         figure = draw()
         picture = io.BytesIO()
-        figure.savefig(picture, format=kind, dpi=dpi, metadata=_METADATA[kind])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a box stands for a letter that the font lacks
+            figure.savefig(picture, format=kind, dpi=dpi, metadata=_METADATA[kind])
     return picture.getvalue()
 
 

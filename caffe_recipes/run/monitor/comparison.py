@@ -61,7 +61,7 @@ def sort_comparison(compared: RunComparison, key: str, *, reverse: bool = False)
     key = {shown: name for name, shown in _HEADINGS.items()}.get(key, key)
     known = [*COLUMNS, *compared.differing]
     if key not in known:
-        hint = did_you_mean(key, known, f"the columns are {', '.join(known)}")
+        hint = did_you_mean(key, known, f"the columns are {', '.join(COLUMNS)} and the recipes' keys")
         raise InputError("--sort", f"no column '{shorten(key)}'", hint)
     cells = [compared.values(index)[key] for index in range(len(compared.runs))]
     order = [index for index, value in enumerate(cells) if value is not None]
@@ -91,7 +91,7 @@ def render_runs(compared: RunComparison, shown: str | None = None) -> list[str]:
     notes = [run.error for run in compared.runs if run.error]
     if left := len(compared.differing) - len(keys):
         others = "other keys" if keys else "keys"
-        notes.append(f"the recipes differ in {left} {others}: name fewer runs to see them here, or use --csv")
+        notes.append(f"the recipes differ in {left} {others}, too many for a table: use --csv, or diff two")
     return [*align_columns(table, {_HEADINGS.get(name, name) for name in _FORMS}), *notes]
 
 

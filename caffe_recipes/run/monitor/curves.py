@@ -53,9 +53,7 @@ def load_run_curves(given: str, root: str) -> Iterator[TrainingCurve]:
     main, *branches = _load_parts(given, root, files)
     curve = load_launches_curve(*main, files, root)
     if curve is None:
-        raise InputError(
-            main[0], "shows no loss yet", "wait for its first loss; `caffe-recipes attach` shows it"
-        )
+        raise _without_loss(main[0])
     yield curve
     for folder, recipe, own in branches:
         evaluated = [event for event in main[2] if isinstance(event, Evaluated)]
@@ -83,9 +81,7 @@ def find_measured_logs(given: str, root: str) -> list[Path]:
     """Return those of a run's logs that show a measurement; raises errors as load_run_curve."""
     logs = [log for log in find_run_logs(given, root) if _is_measured(log)]
     if not logs:
-        raise InputError(
-            given, "shows no loss yet", "wait for its first loss; `caffe-recipes attach` shows it"
-        )
+        raise _without_loss(given)
     return logs
 
 
@@ -117,6 +113,11 @@ def _find_log(path: str, launch: Launch, files: LocalFiles, root: str) -> Path |
         return None
     check_below(files, (root, path), str(log), "a link leads to")
     return log
+
+
+def _without_loss(path: str) -> InputError:
+    hint = "wait for its first loss, which `caffe-recipes attach` shows; if it is finished, restore its logs"
+    return InputError(path, "shows no loss", hint)
 
 
 def _read_journal(path: str, files: LocalFiles) -> list[Event] | None:

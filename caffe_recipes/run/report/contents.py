@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -144,13 +145,15 @@ class _Reader:
         except JournalError as error:
             first = error
         found, lost = [], 0
-        for number, line in enumerate(text.splitlines(keepends=True)):
+        for number, line in enumerate(io.StringIO(text, newline="\n")):
             try:
                 found += read_events(line, where, is_start=number == 0)
             except JournalError:
                 if number == 0:
                     raise first from None
                 lost += 1
+        if not found:
+            raise first
         self.unread.append(f"{where}: {describe_count(lost, 'line')} damaged")
         return found
 

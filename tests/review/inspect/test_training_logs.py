@@ -48,7 +48,7 @@ def write(path: Path, texts: Iterable[str]) -> Path:
 
 
 def test_a_log_of_too_many_runs_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.log", ["Iteration 0, loss = 1", *["Solving x"] * MOST_RUNS])
+    path = write(tmp_path / "x.log", ["Iteration 0, loss = 1", *(f"Solving {at}" for at in range(MOST_RUNS))])
     with pytest.raises(InputError, match="has over 1,000 runs; give a part of it"):
         list(load_measurements(path, MeasuredLog()))
 

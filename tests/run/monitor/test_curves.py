@@ -107,12 +107,21 @@ def test_a_run_knows_its_epochs_without_options(place: Place, option: str) -> No
     assert done.stderr == f"Error: {option}: is for solver files and logs; leave it out\n"
 
 
+def test_runs_of_one_name_are_told_apart(place: Place) -> None:
+    write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    shutil.copytree(place.root / "runs", place.root / "theirs")
+    done = call_main("plot", "small-1", "theirs/small-1", "-o", "a.csv", cwd=place.root)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = {row.partition(",")[0] for row in (place.root / "a.csv").read_text().splitlines()[1:]}
+    assert names == {"small-1", "theirs/small-1"}
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
         ("journal.jsonl", "has no journal"),
         ("recipe.json", "no run or recipe is named|no such file"),
-        ("logs/init-1.log", "shows no loss yet"),
+        ("logs/init-1.log", "shows no loss"),
     ],
 )
 def test_a_run_folder_that_is_half_written_is_one_clear_line(

@@ -47,6 +47,14 @@ def test_a_failed_run_says_what_failed_and_explains_its_log(place: Place) -> Non
     assert [line.diagnosis.name for one in run.explained for line in one.found] == ["ssh-host-key"]
 
 
+@pytest.mark.parametrize("damage", ["\nhi\n", "a\rb\n", "\u2028\n", "\x85\x0b\x0c\x1c\n", "\n\n"])
+def test_a_journal_without_any_event_is_one_error(place: Place, damage: str) -> None:
+    folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    (folder / "journal.jsonl").write_text(damage)
+    with pytest.raises(InputError, match=r"journal\.jsonl"):
+        load_contents(str(folder), str(place.root))
+
+
 def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(place: Place) -> None:
     folder = write_run(place.root, place.recipe, started(), launched(), log=LOG)
     with (folder / "journal.jsonl").open("a") as journal:
