@@ -305,7 +305,7 @@ class MeasuredLog:
         return self.runs[-1] if self.runs else self._begin("")
 
     def _start(self, net: str) -> None:
-        """Begin a run, unless this is another thread of one that has just begun: nvcaffe has one for each GPU."""
+        """Begin a run, unless this is another thread of the last one: NVIDIA's Caffe has one for each GPU."""
         last = self.runs[-1] if self.runs else LoggedRun(0, "", is_done=True)
         has_ended = last.is_done or last.is_stopped or last.fatal
         has_begun = last.last_iter is not None or self._iteration is not None

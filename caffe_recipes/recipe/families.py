@@ -118,7 +118,7 @@ def _no_row(where: str | Path, row: str | None, rows: list[str]) -> RecipeError:
     else:
         more = ", ..." if len(rows) > _MOST_NAMED else ""
         names = ", ".join(rows[:_MOST_NAMED])
-        hint = f"use {where}:ROW, where ROW is one of {names}{more}, or `run --each` for all of them"
+        hint = f"use {where}:ROW, where ROW is one of {names}{more}; `run --each` trains all of them"
     what = "is a family of recipes" if row is None else f"no row '{row[:100]}' in this family"
     return RecipeError(where, what, hint)
 

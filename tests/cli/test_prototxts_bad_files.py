@@ -40,7 +40,7 @@ BAD = {
     "open string": (b'net: "a\nbase_lr: 1',
                     ":1:6: 'net' takes a string in quotes, not a string that does not end"),
     "binary": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
-               ":1:1: byte 0x89 is not UTF-8; write UTF-8; only comments may contain other bytes"),
+               ": is a binary file, such as the weights of a model, and not the text of a prototxt; "),
     "not UTF-8": (b"net: 'caf\xe9'", ":1:10: byte 0xe9 is not UTF-8; "),
     "UTF-16": ("net: 'n'".encode("utf-16"), ":1:1: byte 0xff is not UTF-8; "),
     "lone surrogate": (b"net: '\xed\xa0\x80'", ":1:7: byte 0xed is not UTF-8; "),

@@ -25,7 +25,7 @@ from caffe_recipes.files.bounded_reads import open_file, too_large
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes, split_row
-from caffe_recipes.recipe.source import list_family_rows, load_any_recipe
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, parse_run_name, sort_runs, thaw_recipe
 from caffe_recipes.run.journal import JOURNAL
 from caffe_recipes.trust import is_own_file
@@ -302,14 +302,8 @@ def load_frozen(files: RunFiles, folder: str) -> AnyRecipe:
         raise InputError(path, what, "restore it, or start over with --new") from None
 
 
-def find_row_runs(files: RunFiles, root: str, given: str) -> dict[str, str] | None:
-    """Return the latest run of each row of a family that is given by its file, "" where there is none.
-
-    None is returned for any other name. Raises RecipeError as `list_family_rows` does.
-    """
-    rows = list_family_rows(given)
-    if rows is None:
-        return None
+def find_row_runs(files: RunFiles, root: str, rows: Sequence[str]) -> dict[str, str]:
+    """Return the latest run of each row of a family, "" where there is none."""
     names = files.names(posixpath.normpath(posixpath.join(root, RUNS)))
     return {row: (sort_runs(names, row) or [""])[-1] for row in rows}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from caffe_recipes.caffe.measurements import is_accuracy, is_top5
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
+from caffe_recipes.recipe.source import list_family_rows
 from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.monitor.follow import FOLLOW_ENV, FollowEnv, StatusOptions, open_runs
 from caffe_recipes.run.monitor.followed_run import FollowedRun
@@ -52,12 +53,13 @@ def summarize_runs(
     """
     now_s, found = time.time(), list[RunSummary]()
     for name in given:
-        with open_runs(options, env) as opened:
-            rows = find_row_runs(opened.files, options.root, name)
-        for row, run in (rows or {"": name}).items():
-            is_known = run or rows is None
+        rows, latest = list_family_rows(name), {"": name}
+        if rows is not None:
+            with open_runs(options, env) as opened:
+                latest = find_row_runs(opened.files, options.root, rows)
+        for row, run in latest.items():
             found.append(
-                summarize_run(_find(run, options, env), now_s) if is_known else RunSummary("", row, "not run")
+                summarize_run(_find(run, options, env), now_s) if run else RunSummary("", row, "not run")
             )
     if given:
         return found

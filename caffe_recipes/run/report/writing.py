@@ -7,6 +7,7 @@ from pathlib import Path
 
 from caffe_recipes.errors import InputError, describe_setback, hint_for
 from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.recipe.source import list_family_rows
 from caffe_recipes.run.monitor.run_files import LocalFiles, find_row_runs
 from caffe_recipes.run.report.contents import load_contents
 from caffe_recipes.run.report.page import render_report
@@ -35,13 +36,11 @@ def write_report(names: Sequence[str], out: Path, root: str) -> tuple[str, ...]:
 
 
 def _runs_of(name: str, root: str) -> Iterator[str]:
-    rows = find_row_runs(LocalFiles(), root, name)
-    if rows is None:
-        yield name
-    elif not any(rows.values()):
+    rows = list_family_rows(name)
+    found = [name] if rows is None else [*filter(None, find_row_runs(LocalFiles(), root, rows).values())]
+    if not found:
         raise InputError(name, "none of its rows was run", f"start them: caffe-recipes run {name} --each")
-    else:
-        yield from filter(None, rows.values())
+    yield from found
 
 
 def write_own_report(folder: Path, root: Path, ran_s: float = 0.0) -> str:
