@@ -56,8 +56,11 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
     Raises InputError if it is not clear which one, and DataError for files that cannot be read.
     """
     if loose.net is None or loose.weights is None:
-        if loose != LooseFiles():
+        if loose.net or loose.weights:
             raise InputError("--net", "goes together with --weights", "give both, or a run alone")
+        if loose != LooseFiles():
+            what = "are for --net and --weights"
+            raise InputError("--mean, --scale and --names", what, "leave them out: a run has its own")
         if given is None:
             raise InputError("", "no model is given", "name a run, or give --net and --weights")
         folder = find_model(given, root)
@@ -66,7 +69,7 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
     if given is not None:
         raise InputError(given, "is a second model beside --net", "give a run, or --net and --weights")
     if not 1e-30 < abs(loose.scale) < 1e30:  # Caffe computes in float32
-        raise InputError("--scale", f"{loose.scale:g} leaves nothing of an image", "give e.g. 0.0078125")
+        raise InputError("--scale", f"{loose.scale:g} is not a scale of pixels", "give e.g. 0.0078125")
     means = _mean_values(loose.mean)
     for mean in means:
         if not abs(mean) < 1e30:

@@ -79,6 +79,8 @@ def test_loose_files_are_resized_and_named(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.splitlines()[1].split()[1] in {"ant", "bee", "cat", "dog", "elk"}
     assert call_main("classify", *words, cwd=tmp_path).returncode == 2
+    done = call_main("classify", "run-1", "i.png", "--mean", "1,2,3", cwd=tmp_path)
+    assert done.stderr.startswith("Error: --mean, --scale and --names: are for --net and --weights; ")
 
 
 def test_loose_means_and_names_that_do_not_fit_the_net_are_one_line(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_loose_means_and_names_that_do_not_fit_the_net_are_one_line(tmp_path: Pa
     for options, text in (
         (("--mean", "1,2"), "Error: --mean: has 2 values, and the net has 3 channels; give one for each"),
         (("--names", "names.txt"), "Error: deploy.prototxt: has 5 classes, but 2 names are given"),
-        (("--scale", "nan"), "Error: --scale: nan leaves nothing of an image"),
+        (("--scale", "nan"), "Error: --scale: nan is not a scale of pixels"),
     ):
         done = call_main(*words, *options, cwd=tmp_path)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)

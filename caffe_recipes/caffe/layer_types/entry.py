@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
+
+from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.dimensions import (
@@ -20,6 +23,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     sum_sizes,
 )
 from caffe_recipes.caffe.prototxt import parse_prototxt, render_prototxt
+from caffe_recipes.errors import PrototxtError
 from caffe_recipes.wording import describe_count
 
 MANY = math.inf  # bottoms of a layer that takes any number of them
@@ -111,16 +115,27 @@ def own_block(name: str) -> str:
 def own_number(layer: pb.LayerParameter, block: str, field: str, default: int = 0) -> int:
     """Return an integer of a fork's block, whose values are read as text. Raises MisfitError."""
     text = getattr(getattr(layer, block, None), field, "") or str(default)
-    if not text.lstrip("-").isdecimal():
+    if not (isinstance(text, str) and re.fullmatch(r"-?[0-9]{1,20}", text)):
         raise MisfitError(f"has {field} {text}, which is not an integer")
     return int(text)
 
 
 def own_fillers(layer: pb.LayerParameter, block: str, *names: str) -> list[pb.FillerParameter]:
-    """Return fillers of a fork's block, whose values are read as text: all zeros where none is given."""
-    given = [getattr(getattr(layer, block, None), name, None) for name in names]
-    texts = [render_prototxt(filler) if filler and filler.ListFields() else "" for filler in given]
-    return [parse_prototxt(text, pb.FillerParameter) if text else pb.FillerParameter() for text in texts]
+    """Return fillers of a fork's block, whose values are read as text: all zeros where none is given.
+
+    Raises MisfitError for what is not a filler.
+    """
+    fillers = list[pb.FillerParameter]()
+    for name in names:
+        given = getattr(getattr(layer, block, None), name, pb.FillerParameter())
+        if not isinstance(given, Message):
+            raise MisfitError(f"has {block}.{name} {given}, which is not a filler")
+        text = render_prototxt(given) if given.ListFields() else ""
+        try:
+            fillers.append(parse_prototxt(text, pb.FillerParameter) if text else pb.FillerParameter())
+        except PrototxtError as error:
+            raise MisfitError(f"has a wrong {block}.{name}: {error.what}") from None
+    return fillers
 
 
 def keep_shape(layer: pb.LayerParameter, bottoms: Shapes) -> Result:

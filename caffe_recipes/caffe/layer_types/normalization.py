@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.dimensions import (
@@ -53,7 +56,7 @@ _AVERAGED = {"slope_filler", "bias_filler", "frozen", "momentum", "eps", "engine
 
 def _bn_fields(layer: pb.LayerParameter) -> set[str]:
     block = getattr(layer, "bn_param", None)
-    return {field.name for field, _ in block.ListFields()} if block else set()
+    return {field.name for field, _ in block.ListFields()} if isinstance(block, Message) else set()
 
 
 def has_averages(layer: pb.LayerParameter) -> bool:
@@ -63,9 +66,15 @@ def has_averages(layer: pb.LayerParameter) -> bool:
 
 
 def averaging(layer: pb.LayerParameter) -> tuple[float, float]:
-    """Return the momentum and the eps of a BN with moving averages."""
+    """Return the momentum and the eps of a BN with moving averages. Raises MisfitError."""
     block = getattr(layer, "bn_param", None)
-    return float(getattr(block, "momentum", "") or 0.9), float(getattr(block, "eps", "") or 1e-5)
+    try:
+        momentum, eps = float(getattr(block, "momentum", "") or 0.9), float(getattr(block, "eps", "") or 1e-5)
+    except (TypeError, ValueError):
+        raise MisfitError("takes numbers as momentum and eps of bn_param") from None
+    if not (0 <= momentum <= 1 and 0 <= eps < math.inf):
+        raise MisfitError(f"has momentum {momentum:g} (0 to 1) and eps {eps:g} (0 or more) in bn_param")
+    return momentum, eps
 
 
 def is_frozen(layer: pb.LayerParameter) -> bool:
@@ -103,7 +112,9 @@ def _bn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     In SegNet's, a second and a third top are mean and variance. Sources: src/caffe/layers/bn_layer.cpp of
     alexgkendall/caffe-segnet, and of yjxiong/caffe.
     """
+    _bn_fillers(layer)  # raises MisfitError
     if has_averages(layer):
+        averaging(layer)
         return [bottoms[0]], [(1, bottoms[0][canonical_axis(bottoms[0], 1)])] * 4
     bn_mode(layer)
     if len(bottoms[0]) != 4:

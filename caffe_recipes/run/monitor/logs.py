@@ -104,7 +104,7 @@ def _check_wanted(shown: FollowedRun, options: LogOptions) -> None:
         valid = "only rank 0" if ranks == 1 else f"{ranks} ranks, 0 to {ranks - 1}"
         raise InputError(shown.folder, f"has no rank {options.rank}", f"it has {valid}")
     if options.phase is not None and options.phase not in phases:
-        hint = f"the phases are {', '.join(phases)}"
+        hint = f"the phases are {', '.join(phases)}; evaluations are in {shown.folder}/logs/evaluation-*.log"
         raise InputError(shown.folder, f"has no phase {options.phase!r}", hint)
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects.schema import parse_lenient
+from caffe_recipes.caffe.shapes import LayerMisfit, infer_shapes
 from tests.caffe.layer_types.conftest import Sizes, check_misfit, one_layer, rules_of
 
 
@@ -54,3 +59,32 @@ def test_normalizations_that_stop_caffe_are_refused(text: str, rule: str) -> Non
 )
 def test_normalizations_that_caffe_runs_are_accepted(text: str) -> None:
     assert rules_of(text) == []
+
+
+@pytest.mark.parametrize(
+    ("block", "what"),
+    [
+        ("bn_param: 5", "has no bn_param"),
+        (
+            "bn_param { slope_filler { value: 1 } eps: -1 }",
+            r"has momentum 0.9 \(0 to 1\) and eps -1 \(0 or more\)",
+        ),
+        (
+            "bn_param { slope_filler { value: 1 } momentum: abc }",
+            "takes numbers as momentum and eps of bn_param",
+        ),
+        (
+            "bn_param { slope_filler { value: 1 } bias_filler: 5 }",
+            "has bn_param.bias_filler 5, which is not a f",
+        ),
+        ("bn_param { slope_filler { value: abc } }", "has a wrong bn_param.slope_filler: "),
+    ],
+)
+def test_values_of_a_fork_s_norm_are_refused_by_the_name_of_its_layer(block: str, what: str) -> None:
+    reader = (
+        "layer { name: 'x' type: 'Input' top: 'x' input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }"
+    )
+    text = f"{reader} layer {{ name: 'c' type: 'BN' bottom: 'x' top: 'c' {block} }}"
+    net: Any = parse_lenient(text).message
+    with pytest.raises(LayerMisfit, match=rf"layer 'c' \(BN\) {what}"):
+        infer_shapes(net, pb.TRAIN)

@@ -111,7 +111,11 @@ def test_for_a_relaunched_phase_the_last_log_is_written(place: Place) -> None:
 @pytest.mark.parametrize(
     ("phase", "message"),
     [
-        ("cyc9", "runs/small-1: has no phase 'cyc9'; the phases are init, cyc1, last"),
+        (
+            "cyc9",
+            "runs/small-1: has no phase 'cyc9'; the phases are init, cyc1, last; evaluations are in "
+            "runs/small-1/logs/evaluation-*.log",
+        ),
         ("cyc1", "runs/small-1: phase cyc1 has not been launched; wait for it with -f"),
         (None, "runs/small-1: no phase has been launched; wait for it with -f"),
     ],
