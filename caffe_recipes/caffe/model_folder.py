@@ -7,6 +7,7 @@ a program prepares images as the net was tested; pixels are in BGR order, as Ope
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -97,11 +98,16 @@ def load_model(folder: Path) -> ModelDescription:
 def find_model(given: str, root: Path) -> Path:
     """Return the folder of a model: a run's `model/`, by the run's name or folder, or the folder itself.
 
-    Raises InputError if there is none.
+    The name of a recipe stands for its latest run. Raises InputError if there is no model.
     """
-    for folder in (Path(given), Path(given) / "model", root / "runs" / given / "model"):
-        if (folder / DESCRIPTION).is_file():
-            return folder
+    folder, runs = root / "runs" / given, root / "runs"
+    if not folder.exists() and "/" not in given and runs.is_dir():
+        own = re.compile(rf"{re.escape(given)}-([1-9][0-9]{{0,8}})")
+        numbers = [int(found[1]) for path in runs.iterdir() if (found := own.fullmatch(path.name))]
+        folder = runs / f"{given}-{max(numbers, default=1)}"
+    for place in (Path(given), Path(given) / "model", folder / "model"):
+        if (place / DESCRIPTION).is_file():
+            return place
     is_file = Path(given).suffix in (".caffemodel", ".h5", ".prototxt")
     hint = "give both files as --net and --weights" if is_file else "a finished run has model/model.json"
     raise InputError(given, "is not a model, nor a run that has one", hint)

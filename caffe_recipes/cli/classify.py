@@ -32,7 +32,8 @@ from caffe_recipes.engine.packages import require_packages
 def classify(words: tuple[str, ...], caffe_root: str, loose: LooseFiles, top: int, as_json: bool) -> None:
     """Print the most likely classes of each image, with their probabilities.
 
-    RUN is the name or folder of a finished run, whose model/ is read; FOLDER is such a model/. Images are
+    RUN is the name or folder of a finished run, whose model/ is read, or a recipe's name, for its latest run;
+    FOLDER is such a model/. Images are
     transformed as those of phase TEST were. With --net and --weights, all arguments are images, which are
     resized to the net's input; without --mean and --scale, pixels from 0 to 255 go into it as they are.
     Images that cannot be read are reported; the others are classified, and the exit code is 2.

@@ -40,7 +40,8 @@ def export(
 ) -> None:
     """Write a model for programs that do not read Caffe's files.
 
-    RUN is the name or folder of a finished run, whose model/ is read; FOLDER is such a model/. Before an ONNX
+    RUN is the name or folder of a finished run, whose model/ is read, or a recipe's name, for its latest run;
+    FOLDER is such a model/. Before an ONNX
     file is written, onnxruntime runs it, and must give the numbers of caffe-torch within 1e-4 of the largest
     output. A safetensors file has the weights, named by layer and role, as `cr.torch_module` loads them. Both
     hold the classes and the transform of the images, as in model.json.

@@ -46,3 +46,14 @@ def test_a_model_is_found_by_its_folder_or_its_run(tmp_path: Path) -> None:
         assert find_model(str(given), tmp_path) == folder
     with pytest.raises(InputError, match="is not a model, nor a run that has one"):
         find_model("digits-2", tmp_path)
+
+
+def test_the_name_of_a_recipe_stands_for_its_latest_run(tmp_path: Path) -> None:
+    for run in ("digits-2", "digits-10", "digits-x-11"):
+        folder = tmp_path / "runs" / run / "model"
+        folder.mkdir(parents=True)
+        (folder / "model.json").write_text("{}")
+    assert find_model("digits", tmp_path).parent.name == "digits-10"
+    (tmp_path / "runs" / "digits-11").mkdir()
+    with pytest.raises(InputError, match="is not a model, nor a run that has one"):
+        find_model("digits", tmp_path)
