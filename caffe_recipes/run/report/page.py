@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
@@ -169,8 +170,9 @@ def _commands(run: RunContents) -> Iterator[tuple[str, str]]:
         command = f"`caffe-recipes run {name}.yaml`"
         yield "the recipe is below; save it under this name", f"{name}.yaml"
     yield "train it again, in a new run", f"{command.strip('`')} --new"
-    yield "draw its curves", f"caffe-recipes plot {run.name} -o curves.svg"
-    yield "write this report again", f"caffe-recipes report {run.name} -o report.html"
+    given = shlex.quote(run.path) if "/" in run.name else run.name
+    yield "draw its curves", f"caffe-recipes plot {given} -o curves.svg"
+    yield "write this report again", f"caffe-recipes report {given} -o report.html"
     for launch in run.launches:
         words = " ".join(launch.arguments)
         if words:

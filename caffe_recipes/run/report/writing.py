@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from caffe_recipes.errors import InputError, describe_setback, hint_for
 from caffe_recipes.files.atomic_writes import write_whole
 from caffe_recipes.recipe.source import list_family_rows
+from caffe_recipes.review.inspect.curves import name_logs
 from caffe_recipes.run.monitor.run_files import LocalFiles, find_row_runs
 from caffe_recipes.run.report.contents import load_contents
 from caffe_recipes.run.report.page import render_report
@@ -27,6 +29,11 @@ def write_report(names: Sequence[str], out: Path, root: str) -> tuple[str, ...]:
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(out, "is not an .html file", "end its name in .html")
     runs = [load_contents(run, root) for name in names for run in _runs_of(name, root)]
+    if len({run.name for run in runs}) < len(runs):  # of several Caffe roots
+        for number, name in enumerate(name_logs([Path(run.path) for run in runs])):
+            runs[number] = replace(runs[number], name=name)
+            if (curve := runs[number].curve) is not None:
+                curve.name = name
     try:
         write_whole({out: render_report(runs).encode()})
     except OSError as error:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +32,16 @@ def test_a_later_report_leaves_out_the_environment_of_a_profile_that_has_changed
     assert "hunter2" not in later
     assert "could not log in with (hidden)" in later
     assert "hunter3" not in (folder / "journal.jsonl").read_text().partition("could not log in")[0]
+
+
+def test_runs_of_one_name_are_told_apart(place: Place) -> None:
+    write_run(place.root, place.recipe, started(), launched(), log=LOG)
+    shutil.copytree(place.root / "runs", place.root / "theirs")
+    out = place.root / "a.html"
+    assert write_report(["small-1", str(place.root / "theirs" / "small-1")], out, str(place.root)) == ()
+    page = out.read_text()
+    assert "runs/small-1, theirs/small-1 - report</title>" in page
+    assert '"runs":["runs/small-1","theirs/small-1"]' in page
 
 
 def test_a_file_that_is_no_page_is_left_alone(place: Place) -> None:
