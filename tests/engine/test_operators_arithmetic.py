@@ -340,6 +340,11 @@ ROWS = [
         smooth_l1,
         constant=[2, 3],
     ),
+    Row(
+        'type: "SmoothL1Loss" loss_weight: 1 smooth_l1_loss_param { sigma: 0 }',
+        [noise(3, 5), noise(3, 5, seed=1)],
+        lambda a, b: 0 * (a - b).sum(),
+    ),
     Row('type: "InfogainLoss"', [PROBABILITIES, LABELS, noise(4, 4)], infogain, constant=[1, 2]),
     *(
         Row(

@@ -61,8 +61,8 @@ def _recurrent(layer: pb.LayerParameter, bottoms: Shapes) -> tuple[Dim, list[Dim
     exposed = _count_exposed(layer)
     if not 2 + exposed <= len(bottoms) <= 3 + exposed:
         raise MisfitError(f"takes {2 + exposed} to {3 + exposed} bottoms, not {len(bottoms)}")
-    if len(first) < 2 or len(bottoms[1]) != 2:
-        raise MisfitError("needs a sequence of steps x streams, and a continuation blob with these two axes")
+    if len(first) < 3 or len(bottoms[1]) != 2:  # its InnerProduct has the axis 2
+        raise MisfitError("needs a sequence of steps x streams x values, and a blob of steps x streams")
     merge([first[:2], bottoms[1]])
     hidden: Shape = (1, first[1], param.num_output)
     merge([hidden, *bottoms[len(bottoms) - exposed :]])

@@ -295,6 +295,7 @@ def _smooth_l1_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     Source: Intel Caffe, src/caffe/layers/smooth_L1_loss_layer.cpp.
     """
     squared = layer.smooth_l1_loss_param.sigma**2
+    bound = 1 / squared if squared else math.inf  # as in Caffe, whose loss is then 0
     items = _pairs(layer, shapes)
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
@@ -302,7 +303,7 @@ def _smooth_l1_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
         if len(xs) == 4:
             difference = xs[2].detach().reshape(-1) * difference
         size = difference.abs()
-        errors = torch.where(size < 1 / squared, 0.5 * squared * difference**2, size - 0.5 / squared)
+        errors = torch.where(size < bound, 0.5 * squared * difference**2, size - 0.5 * bound)
         return [(xs[3].detach().reshape(-1) * errors if len(xs) == 4 else errors).sum() / items]
 
     return forward

@@ -40,6 +40,7 @@ def test_recurrent_layers_have_caffes_shapes(body: str, bottoms: Sizes, tops: Si
     [
         ("type: 'LSTM' recurrent_param { num_output: 5 }", [(9, 2, 3), (9, 3)], "bottoms of the same shape"),
         ("type: 'LSTM' recurrent_param { num_output: 5 }", [(9, 2, 3)], "takes 2 to 5 bottoms"),
+        ("type: 'LSTM' recurrent_param { num_output: 5 }", [(9, 2), (9, 2)], "steps x streams x values"),
         (
             "type: 'RNN' recurrent_param { num_output: 5 expose_hidden: true }",
             [(9, 2, 3), (9, 2)],
