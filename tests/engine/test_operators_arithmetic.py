@@ -327,6 +327,7 @@ ROWS = [
         )
         for block, method, is_max in (("pooling_param", "", True), ("pooling3d_param", "pool: AVE", False))
     ),
+    Row('type: "Gather"', [noise(2, 3)], lambda x: x),
     Row('type: "Parameter" parameter_param { shape { dim: 3 dim: 5 } }', [], lambda w: w),
     Row('type: "SpatialDropout" dropout_param { dropout_ratio: 0.5 }', [PLANAR], lambda x: x, phase=pb.TEST),
     Row(
