@@ -103,7 +103,7 @@ def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
         ("w.caffemodel", LooseFiles(), "w.caffemodel"),
         ("a", LooseFiles(net=NET), "--net"),
         (None, LooseFiles(weights=WEIGHTS), "--net"),
-        ("a", LooseFiles(scale=2), "--net"),
+        ("a", LooseFiles(scale=2), "--mean, --scale and --names"),
         ("a", LooseFiles(NET, WEIGHTS), "a"),
         (None, LooseFiles(NET, WEIGHTS, mean="1.2.3"), "--mean"),
         (None, LooseFiles(NET, WEIGHTS, mean="absent.npy"), "--mean"),
