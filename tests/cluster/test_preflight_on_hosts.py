@@ -349,7 +349,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "a Caffe that ends well and trains nothing": (
         lambda on: on.replace("node4", on.root / "bin/caffe", "#!/bin/sh\necho hello\n"),
-        "trainer", "failed", ["node4"], r"exits with 0, but does not print `Optimization Done\.`.*hello",
+        "trainer", "failed", ["node4"], r"it exits with 0, but prints no `Optimization Done\.`.*hello",
     ),
     "a Caffe that does not know the policy": (
         lambda on: on.replace("node2", on.root / "bin/caffe", CAFFE), "trainer", "failed", ["node2"],
