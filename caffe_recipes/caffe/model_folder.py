@@ -98,7 +98,7 @@ def load_model(folder: Path) -> ModelDescription:
 def find_model(given: str, root: Path) -> Path:
     """Return the folder of a model: a run's `model/`, by the run's name or folder, or the folder itself.
 
-    The name of a recipe stands for its latest run. Raises InputError if there is no model.
+    The name of a recipe means its latest run. Raises InputError if there is no model.
     """
     folder, runs = root / "runs" / given, root / "runs"
     if not folder.exists() and "/" not in given and runs.is_dir():

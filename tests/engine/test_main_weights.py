@@ -134,7 +134,7 @@ def test_blobs_without_axes_are_read_as_caffe_writes_them(case: Path, run: Run, 
     for layer in net.layer[2:4]:
         for blob in layer.blobs:
             assert list(blob.shape.dim) == []
-            blob.ClearField("shape")  # Caffe writes none where there are no axes
+            blob.ClearField("shape")  # Caffe writes none for a blob without axes
     path.write_bytes(net.SerializeToString())
     code, log = run("train", "-solver", "solver.prototxt", "-weights", str(path))
     assert code == 0, log[-500:]

@@ -489,7 +489,7 @@ def test_a_recurrent_layer_keeps_its_states_through_batches_of_other_sizes_as_ca
         for s in range(4)
     ]
     np.testing.assert_allclose(run(0, 1), np.concatenate([alone[0][:2], alone[1][:2]], 1), rtol=1e-9)
-    np.testing.assert_allclose(run(0), alone[0][2:4], rtol=1e-9)  # the first of two goes on
+    np.testing.assert_allclose(run(0), alone[0][2:4], rtol=1e-9)  # the first of two continues
     np.testing.assert_allclose(run(0, 1), np.concatenate([alone[0][4:], alone[1][2:4]], 1), rtol=1e-9)
     np.testing.assert_allclose(run(0, 1, 2), np.concatenate([a[:2] for a in alone[:3]], 1), rtol=1e-9)
 

@@ -38,7 +38,7 @@ def _recurrent(step: _Step, states: int) -> Setup:
 
         def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
             x, begun, streams = xs[0].flatten(2), xs[1].detach(), xs[0].shape[1]
-            inputs = functional.linear(x if xs[0].dim() > 2 else x[..., None], blobs[0], blobs[1])
+            inputs = functional.linear(x, blobs[0], blobs[1])
             if static:
                 inputs = inputs + functional.linear(xs[2].flatten(1), blobs[2])
             last = kept or [x.new_zeros(0, outputs) for _ in range(states)]
