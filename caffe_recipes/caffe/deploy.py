@@ -43,14 +43,17 @@ class Deploy:
 
 @dataclass(frozen=True)
 class DeployOptions:
-    """How to derive a deploy net: its `image` size and `batch`, and which `losses` leave an output.
+    """How to derive a deploy net: its `image` size and `batch`, which `losses` leave an output, its `state`.
 
     Without an image, the size is that of the TEST data. Without losses, those with the largest weight stay.
+    The state selects layers by level and stages; without stages, they are of the last stage with data if no
+    data are without one.
     """
 
     image: Image | None = None
     batch: int = 1
     losses: Collection[str] = ()
+    state: pb.NetState | None = None
 
 
 DEFAULTS = DeployOptions()
@@ -127,11 +130,10 @@ def derive_deploy(
         raise PrototxtError(where, "has `layers` of the old format", "run caffe-recipes upgrade on it")
     if not net.layer:
         raise PrototxtError(where, "has no layers", "give a net with a loss or an output")
-    layers, has_data = _with_data(net, _with_losses(net, select_layers(net, pb.TEST)))
+    layers, selected = _select(net, options.state or pb.NetState())
     graph = _Graph(layers, where)
     losses, notes = _choose_losses(layers, options, where)
-    if not has_data:
-        notes.append("phase TEST has no data layer: the images are those of phase TRAIN")
+    notes += selected
     ends = _ends(graph, losses)
     if not ends:
         raise PrototxtError(where, "predicts nothing in phase TEST", "give a net with a loss or an output")
@@ -156,21 +158,36 @@ def derive_deploy(
     return Deploy(made, moved, tuple(outputs) or (made.layer[-1].top[0],), tuple(notes))
 
 
-def _with_losses(net: pb.NetParameter, kept: list[pb.LayerParameter]) -> list[pb.LayerParameter]:
-    """Return the layers of TEST, with the losses of TRAIN that fit below them if TEST has none."""
-    if any(map(is_label_loss, kept)):
-        return kept
-    made = {top for layer in kept for top in layer.top}
-    losses = [layer for layer in select_layers(net, pb.TRAIN) if is_label_loss(layer)]
-    return [*kept, *(layer for layer in losses if made.issuperset(layer.bottom))]
+def _select(net: pb.NetParameter, state: pb.NetState) -> tuple[list[pb.LayerParameter], list[str]]:
+    """Return the layers of TEST, with what only TRAIN has of data and losses, and notes on what was assumed.
+
+    Losses of TRAIN are those that fit below the layers, if TEST has none.
+    """
+
+    def select(phase: int, stages: Collection[str]) -> list[pb.LayerParameter]:
+        return select_layers(net, phase, state.level, stages)
+
+    named = dict.fromkeys(name for layer in net.layer for rule in layer.include for name in rule.stage)
+    choices = [(pb.TEST, [*state.stage]), (pb.TRAIN, [*state.stage])]
+    if not state.stage:
+        choices += [(pb.TEST, [name]) for name in reversed(named)]
+    with_data = [] if net.input else [choice for choice in choices if any(map(_is_data, select(*choice)))]
+    phase, stages = with_data[0] if with_data else choices[0]
+    kept, notes = select(pb.TEST, stages), []
+    if stages != choices[0][1]:
+        notes.append(f"only stages have data: the layers are those of stage '{stages[0]}'")
+    if phase == pb.TRAIN:
+        kept = [*filter(_is_data, select(phase, stages)), *kept]
+        notes.append("phase TEST has no data layer: the images are those of phase TRAIN")
+    if not any(map(is_label_loss, kept)):
+        made = {top for layer in kept for top in layer.top}
+        losses = [layer for layer in select(pb.TRAIN, stages) if is_label_loss(layer)]
+        kept += [layer for layer in losses if made.issuperset(layer.bottom)]
+    return kept, notes
 
 
-def _with_data(net: pb.NetParameter, kept: list[pb.LayerParameter]) -> tuple[list[pb.LayerParameter], bool]:
-    """Return the layers of TEST, with the data layers of TRAIN if TEST has none."""
-    if any(layer.top and not layer.bottom for layer in kept) or net.input:
-        return kept, True
-    train = [layer for layer in select_layers(net, pb.TRAIN) if layer.top and not layer.bottom]
-    return [*train, *kept], False
+def _is_data(layer: pb.LayerParameter) -> bool:
+    return bool(layer.top) and not layer.bottom
 
 
 def _choose_losses(
@@ -219,7 +236,16 @@ def _ends(graph: _Graph, losses: set[int]) -> set[_PRODUCER]:
         origin = {each for each in graph.ancestors([one]) if each[0] in sources}
         if one not in aside and (inputs is None or origin <= inputs):
             ends.add(one)
-    return ends
+    return (
+        ends
+        or {  # of a net without a loss: what metrics compare, or layers without tops read
+            one
+            for index, layer in enumerate(graph.layers)
+            if _is_metric(layer)
+            for one in graph.bottoms[index][: 1 if type_of(layer).is_classifier else None]
+            if one[0] not in sources
+        }
+    )
 
 
 def _add_activation(net: pb.NetParameter, loss: pb.LayerParameter) -> None:
@@ -282,7 +308,8 @@ def _add_inputs(
             notes += assumed
         if size is None or None in size:
             what = f"the size of '{layer.top[number]}' (layer '{layer.name}') is not known"
-            raise InputError(where, what, "give it with --input C,H,W")
+            other = "make it an Input layer with the shapes of its tops"
+            raise InputError(where, what, other if number else "give it with --input C,H,W")
         made.input_param.shape.add(dim=[options.batch, *[dim for dim in size if dim is not None]])
     return notes
 

@@ -48,7 +48,7 @@ def load_deploy(given: str, choices: DeployChoices) -> Deploy:
         upgraded = upgrade_document(found.document)
         if upgraded.message == found.message:
             comments = upgraded.comments
-    options = DeployOptions(choices.image, choices.batch, choices.losses)
+    options = DeployOptions(choices.image, choices.batch, choices.losses, found.state)
     images = image_reader(None, choices.caffe_root, [])
     return derive_deploy(found.message, options, comments=comments, images=images, path=found.path)
 

@@ -123,3 +123,50 @@ def test_a_loss_that_only_training_computes_becomes_the_prediction() -> None:
     text, outputs, _ = derive(train_only, DeployOptions())
     assert text.split() == DEPLOY.split()
     assert outputs == ("prob",)
+
+
+@pytest.mark.parametrize("reader", ["Accuracy", "HDF5Output"])
+def test_without_a_loss_the_prediction_is_what_an_accuracy_or_a_writer_reads(reader: str) -> None:
+    top = 'top: "acc"' if reader == "Accuracy" else ""
+    text = f"""{NET[: NET.index("# the first")]}
+    layer {{ name: "fc" type: "InnerProduct" bottom: "data" top: "fc"
+      inner_product_param {{ num_output: 3 }} }}
+    layer {{ name: "out" type: "Softmax" bottom: "fc" top: "out" }}
+    layer {{ name: "end" type: "{reader}" bottom: "out" bottom: "label" {top} }}"""
+    made, outputs, _ = derive(text, DeployOptions())
+    assert outputs == ("out",)
+    assert reader not in made
+
+
+def test_losses_whose_labels_only_training_reads_become_predictions() -> None:
+    train_only = NET.replace("phase: TEST", "phase: TRAIN")
+    for loss in ("loss", "loss1"):
+        train_only = train_only.replace(f'top: "{loss}"', f'top: "{loss}" include {{ phase: TRAIN }}')
+    text, outputs, notes = derive(train_only, DeployOptions())
+    assert text.split() == DEPLOY.split()
+    assert outputs == ("prob",)
+    assert notes[-1] == "phase TEST has no data layer: the images are those of phase TRAIN"
+
+
+def test_data_that_only_stages_have_are_found() -> None:
+    staged = NET.replace("include { phase: TEST }", 'include { stage: "val" }')
+    train = NET[NET.index("layer {") : NET.index("# the first")].replace("crop_size: 8", "crop_size: 6")
+    train = train.replace("include { phase: TEST }", 'include { stage: "train" }')
+    staged = staged.replace("layer {", f"{train.replace('images', 'train')}layer {{", 1)
+    staged += 'layer { name: "x" type: "Softmax" bottom: "fc" top: "x" include { stage: "deploy" } }'
+    text, outputs, notes = derive(staged, DeployOptions())
+    assert text.split() == DEPLOY.split()
+    assert outputs == ("prob",)
+    assert notes[-1] == "only stages have data: the layers are those of stage 'val'"
+    text, _, notes = derive(staged, DeployOptions(state=pb.NetState(stage=["train"])))
+    assert "dim: 6 dim: 6" in text
+    assert len(notes) == 1  # on the losses
+
+
+def test_a_second_top_of_unknown_size_is_not_asked_of_the_option_for_images() -> None:
+    second = NET.replace('bottom: "conv1" top: "fc"', 'bottom: "label" top: "fc"').replace(
+        'type: "Data"', 'type: "AnnotatedData"'
+    )
+    hint = "the size of 'label' .* is not known; make it an Input layer with the shapes of its tops"
+    with pytest.raises(InputError, match=hint):
+        derive(second, DeployOptions())
