@@ -415,7 +415,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", default=",".join(ROWS), help="which to measure, with commas between")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=[*ROWS], help="which to measure")
     parser.add_argument("--batch", type=int, default=32, help="images in a batch")
     parser.add_argument("--threads", type=int, default=2, help="threads of each side, except of ranks")
     parser.add_argument("--rounds", type=int, default=7, help="steps of each side that count")
@@ -428,7 +428,7 @@ def main() -> None:
         if args.side:
             take_steps(Path(folder), args)
             return
-        for row in args.rows.split(","):
+        for row in args.rows:
             ROWS[row](Path(folder), args)
 
 

@@ -62,6 +62,27 @@ def shorten(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: max(0, most - 3)]}..."[:most]
 
 
+HIDDEN = "(hidden)"
+# A shorter text is not a secret, and hiding it would hide parts of words.
+SHORTEST_SECRET = 4
+
+
+def shorten_without(text: str, most: int, secrets: Iterable[str]) -> str:
+    """Return a text of at most `most` characters whole, or the beginning of a longer one without the secrets.
+
+    A secret in a whole text is found later by its digest; a part of a secret would not be.
+
+    >>> [shorten_without(text, 10, ["hunter2"]) for text in ("TOKEN=hunter2 is bad", "a hunter2")]
+    ['TOKEN=(hid', 'a hunter2']
+    """
+    if len(text) <= most:
+        return text
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= SHORTEST_SECRET:
+            text = text.replace(secret, HIDDEN)
+    return text[:most]
+
+
 def shorten_middle(text: str, most: int, mark: str = "...") -> str:
     """Replace the middle of a text that is longer than `most` characters with `mark`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -65,3 +66,14 @@ def test_a_benchmark_that_runs_is_noticed(tmp_path: Path, does: str, ends: str) 
     path = tmp_path / "benchmark.py"
     path.write_text(does)
     assert ask_for_help([path])[str(path)][0] == ends
+
+
+def test_a_row_that_engine_lacks_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (engine,) = (path for path in BENCHMARKS if path.name == "engine.py")
+    monkeypatch.setattr("sys.argv", [str(engine), "--rows", "start", "stop"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(engine), run_name="__main__")
+    assert ended.value.code == 2
+    assert "argument --rows: invalid choice: 'stop'" in capsys.readouterr().err

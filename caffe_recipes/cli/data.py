@@ -360,7 +360,7 @@ def build(
         (path, builder.plan_build(part, settings, seed=seed, classes=pictures.classes))
         for path, part in order.outputs(found, out)
     ]
-    for path, plan in plans:  # both, since the first LMDB may take hours
+    for path, plan in plans[1:]:  # the first LMDB, which is checked when its build begins, may take hours
         builder.check_planned(plan, path)
     for path, plan in plans:
         _build_lmdb(plan, path, workers or len(os.sched_getaffinity(0)), skip_bad=skip_bad)

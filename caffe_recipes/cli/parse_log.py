@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -34,18 +35,23 @@ _HELD_BYTES = 1 << 24  # of JSON in memory; more is held in a temporary file
     help="Write event files for TensorBoard below this folder, in a folder for each log or phase of a run.",
 )
 @run_options.runs_root
+@click.pass_context
 def parse_log(
-    names: tuple[str, ...], as_csv: bool, as_json: bool, tensorboard: Path | None, caffe_root: str
+    ctx: click.Context,
+    names: tuple[str, ...],
+    as_csv: bool,
+    as_json: bool,
+    tensorboard: Path | None,
+    caffe_root: str,
 ) -> None:
     """Read the logs of Caffe, or of TensorFlow under Horovod: losses, rates and outputs by iteration.
 
     Logs of any Caffe are read, also of several ranks, whose lines have labels (`mpiexec -l`, `srun -l`), or
     of several runs. Without --csv or --json, print a summary. Lines that are not about the training, or that
     are torn, are counted. RUN is the folder or name of a run (digits-local-1), for the logs of its launches
-    that show a loss. `-` is standard input; a log may be compressed by gzip.
+    that show a loss. `-` is standard input; a log may be compressed by gzip. A log that cannot be read is
+    reported on standard error; the others are printed, and the exit code is 2.
     """
-    from caffe_recipes.caffe.measurements import MeasuredLog
-    from caffe_recipes.review.inspect import training_logs as logs
     from caffe_recipes.run.monitor.curves import find_measured_logs, is_run
     from caffe_recipes.run.monitor.tensorboard import write_event_files
 
@@ -56,45 +62,70 @@ def parse_log(
             raise InputError("--tensorboard", "cannot be combined with --csv or --json", "give one of them")
         echo(*(f"wrote {path}" for path in write_event_files(names, caffe_root, tensorboard)))
         return
-    files = list[Path]()
+    files, failures = list[Path](), list[InputError]()
     for name in names:
-        files += find_measured_logs(name, caffe_root) if is_run(name, caffe_root) else [Path(name)]
+        with _collecting(failures):
+            files += find_measured_logs(name, caffe_root) if is_run(name, caffe_root) else [Path(name)]
     if as_json:
-        _print_json(files)
-        return
-    has_header = False
-    for number, path in enumerate(files):
+        _print_json(files, failures)
+    else:
+        _print(files, failures, as_csv=as_csv)
+    ctx.exit(failures[-1].exit_code if failures else 0)
+
+
+@contextmanager
+def _collecting(failures: list[InputError]) -> Iterator[None]:
+    """Report an error, and continue behind the `with`."""
+    try:
+        yield
+    except InputError as error:
+        echo(f"Error: {error}", err=True)
+        failures.append(error)
+
+
+def _print(files: Sequence[Path], failures: list[InputError], *, as_csv: bool) -> None:
+    from caffe_recipes.caffe.measurements import MeasuredLog
+    from caffe_recipes.review.inspect import training_logs as logs
+
+    is_first = True
+    for path in files:
         log, digest = MeasuredLog(), logs.LogDigest()
-        for rows in logs.load_measurements(path, log):
+        with _collecting(failures):
+            for rows in filter(None, logs.load_measurements(path, log)):
+                if as_csv:
+                    echo_rows([",".join(logs.COLUMNS)] if is_first else [])
+                    echo_rows(logs.render_rows(path, rows))
+                    is_first = False
+                else:
+                    digest.add(rows)
             if not as_csv:
-                digest.add(rows)
-            elif rows:
-                echo_rows([] if has_header else [",".join(logs.COLUMNS)])
-                echo_rows(logs.render_rows(path, rows))
-                has_header = True
-        if not as_csv:
-            echo(*([""] if number else []), *logs.describe_counts(path, log), *digest.render(log))
-        elif log.unreadable or log.is_cut:
-            echo(*logs.describe_counts(path, log), err=True)
+                echo(*([] if is_first else [""]), *logs.describe_counts(path, log), *digest.render(log))
+                is_first = False
+            elif log.unreadable or log.is_cut:
+                echo(*logs.describe_counts(path, log), err=True)
 
 
-def _print_json(files: Sequence[Path]) -> None:
-    """Print JSON only when all files have been read, since one that cannot be read would cut it off."""
+def _print_json(files: Sequence[Path], failures: list[InputError]) -> None:
+    """Print JSON only when all files have been read, without the part of a log that could not be read on."""
     import tempfile
 
     from caffe_recipes.caffe.measurements import MeasuredLog
     from caffe_recipes.review.inspect import training_logs as logs
 
-    counts, separator = [], "\n"
+    counts = list[dict[str, object]]()
     with tempfile.SpooledTemporaryFile(_HELD_BYTES, "w+", encoding="ascii") as held:
         held.write('{"measurements": [')
         for path in files:
-            log = MeasuredLog()
-            for rows in filter(None, logs.load_measurements(path, log)):
-                held.write(separator + ",\n".join(logs.render_json_rows(path, rows)))
-                separator = ",\n"
-            counts.append(logs.log_values(path, log))
+            log, start = MeasuredLog(), held.tell()
+            with _collecting(failures):
+                for rows in filter(None, logs.load_measurements(path, log)):
+                    held.write(",\n" if counts or held.tell() > start else "\n")
+                    held.write(",\n".join(logs.render_json_rows(path, rows)))
+                counts.append(logs.log_values(path, log))
+                continue
+            held.seek(start)
+            held.truncate()
         held.write(f'\n], "files": {json.dumps(counts, indent=1)}}}\n')
         held.seek(0)
-        for data in iter(lambda: held.read(_HELD_BYTES), ""):
+        for data in iter(lambda: held.read(_HELD_BYTES) if counts else "", ""):
             click.echo(data, nl=False)

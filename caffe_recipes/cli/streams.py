@@ -28,7 +28,7 @@ max_bytes_option = click.option(
     type=Whole(1),
     default=PROTOTXT_BYTES,
     show_default=True,
-    help="Refuse files larger than N bytes.",
+    help="Refuse prototxts larger than N bytes.",
 )
 any_dialect = click.option(
     "--dialect",

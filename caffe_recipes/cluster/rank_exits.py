@@ -28,7 +28,6 @@ _NOT_STARTED = re.compile(
 _READERS = sorted(
     dict.fromkeys(each.exits for each in LAUNCHERS.values()), key=lambda each: not each.REPORTS_EACH
 )
-_MAX_LINE_LENGTH = 300
 _MAX_ERROR_LENGTH = 2000  # of a line that may be matched; a rank can print any line
 _MAX_LINES = 100
 
@@ -64,8 +63,8 @@ class RankExitReader:
         if self.is_over:
             return
         is_error = len(line) <= _MAX_ERROR_LENGTH and _NOT_STARTED.fullmatch(line) is not None
-        if is_error and line[:_MAX_LINE_LENGTH] not in self.not_started[-_MAX_LINES:]:
-            self.not_started = [*self.not_started[-_MAX_LINES:], line[:_MAX_LINE_LENGTH]]
+        if is_error and line not in self.not_started[-_MAX_LINES:]:
+            self.not_started = [*self.not_started[-_MAX_LINES:], line]
         for reader in self._readers:
             reader.feed(line)
 

@@ -535,7 +535,8 @@ class Run:
 
     def read_log(self, log: str) -> LogTail:
         """Return a reader of a trainer's log, positioned at its start."""
-        return LogTail(self.path(log), self.setting.trainer.new_log_summary())
+        secrets = self.setting.profile.launcher.environment.values()
+        return LogTail(self.path(log), self.setting.trainer.new_log_summary(), [*secrets])
 
     def snapshots(self) -> Mapping[str, tuple[str, str]]:
         """Return the SHA-256 and the phase of every kept snapshot of the whole run, by path."""

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-HIDDEN = "(hidden)"
-# A shorter text is not a secret, and hiding it would hide parts of words.
-_SHORTEST = 4
+from caffe_recipes.wording import HIDDEN, SHORTEST_SECRET
+
 _MOST_DIGESTS = 1000  # of a run; each takes time at every place of a text, and a journal may hold anything
 
 
@@ -22,7 +21,7 @@ def digest_texts(texts: Iterable[str], salt: str) -> tuple[str, ...]:
     >>> digest_texts(["hunter2", "no"], "0123")
     ('7:200:aa6de192f47c1b1349f2b9b976d65918',)
     """
-    kept = sorted({text for text in texts if len(text) >= _SHORTEST})
+    kept = sorted({text for text in texts if len(text) >= SHORTEST_SECRET})
     return tuple(f"{len(text)}:{_checksum(map(ord, text))}:{_digest(text, salt).hex()}" for text in kept)
 
 
@@ -50,7 +49,7 @@ class TextHider:
         for salt, digests in self.digests:
             known = sorted(set(map(_parse, digests)), reverse=True)
             for length, checksum, digest in known[:_MOST_DIGESTS]:
-                if length >= _SHORTEST:
+                if length >= SHORTEST_SECRET:
                     found.setdefault((length, salt), {}).setdefault(checksum, set()).add(digest)
         self._known = [(*each, found[each]) for each in sorted(found, reverse=True)]
 

@@ -84,7 +84,7 @@ def check_trained(run: Run, training: Training, launch: Launch, followed: Follow
         if host is None and not tail.has_begun:  # a launcher that gave up by itself
             for name, line in ((name, line) for line in tail.ends.not_started for name in launch.hosts):
                 if names_host(line, name):
-                    raise LaunchFailed(f"{name}: no rank has started there: {line}", host=name)
+                    raise LaunchFailed(f"{name}: no rank has started there: {tail.shorten(line)}", host=name)
         if host is None and trouble is None and tail.ends.is_unsure:
             reason = _name_suspects(reason, launch.hosts)
         raise LaunchFailed(_blame(trouble.what if trouble else reason, host, is_dead=not trouble), host=host)

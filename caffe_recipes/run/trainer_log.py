@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +35,7 @@ from caffe_recipes.cluster.ranks import Pulse, Silence, Straggler, find_straggle
 from caffe_recipes.run.failures.signatures import FailureReader
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.units import describe_duration, write_clock
+from caffe_recipes.wording import shorten_without
 
 _NUMBERS = re.compile(r"\d+")
 # If there is more unread than this, as when resuming, only both ends of it are read in full, and of the rest
@@ -96,12 +97,14 @@ class LogTail:
     `signs` counts the signs of progress: lines about training or testing, and before the first of these every
     new line, but not what a library repeats while nothing happens. `no_step` is why Slurm could not start the
     ranks, or "", and `step_waits` what srun says while it waits for the nodes. `last_words` is the last line
-    that is not about normal training, and `failures` finds among these what explains a failure.
+    that is not about normal training, and `failures` finds among these what explains a failure. What is kept
+    of a line does not end within one of the `secrets`.
     """
 
-    def __init__(self, path: Path, summary: LogSummary | None = None) -> None:
+    def __init__(self, path: Path, summary: LogSummary | None = None, secrets: Collection[str] = ()) -> None:
         """Start at the beginning of a file, which need not exist yet; lines are fed into `summary`."""
         self.path = path
+        self._secrets = secrets
         self.lines = self.signs = 0
         self.summary = summary or LogSummary()
         self.last_line = self.last_words = ""
@@ -141,18 +144,22 @@ class LogTail:
             text = split_rank(line)[1].strip()
             if not text:
                 continue
-            self.last_line = text
+            self.last_line = self.shorten(text, 200)
             if INFO_LINE.match(text):  # not the reason why a trainer ended
                 continue
             self.ends.feed(line.strip())
             if self.ends.is_over:
                 continue
-            self.last_words = text
+            self.last_words = self.shorten(text)
             self.failures.feed(text)
             refused = None if self.has_begun else NO_STEP.fullmatch(text)
-            self.no_step = self.no_step or (f"srun: {refused[1][:300]}" if refused else "")
+            self.no_step = self.no_step or (f"srun: {self.shorten(refused[1])}" if refused else "")
             if waiting := None if self.has_begun else STEP_WAITS.fullmatch(text):
-                self.step_waits = (waiting[1] or "")[:300]
+                self.step_waits = self.shorten(waiting[1] or "")
+
+    def shorten(self, text: str, most: int = 300) -> str:
+        """Return the beginning of a text of the log."""
+        return shorten_without(text, most, self._secrets)
 
     def _is_sign(self, line: str, entry: Entry | None) -> bool:
         if entry is not None and not isinstance(entry.event, Complaint | Fatal):
@@ -371,9 +378,9 @@ def find_failure(tail: LogTail, training: Training, killed_by: int | None = None
 
 def describe_last_words(tail: LogTail, before: str) -> str:
     """Return `before` and the last words of a log with any complaint of protobuf; "" if it has neither."""
-    words, complaint = tail.ends.exit_string or tail.last_words[:300], tail.summary.complaint
+    words, complaint = tail.ends.exit_string or tail.last_words, tail.summary.complaint
     if complaint and complaint[:100] not in words:
-        words = f"{words}; protobuf reported: {complaint[:300]}"
+        words = f"{words}; protobuf reported: {tail.shorten(complaint)}"
     return f"{before}{words}" if words else ""
 
 
@@ -447,7 +454,7 @@ class LogPace:
             return None
         if tail.lines == self._lines:
             return f"no output in the log for {describe_duration(self.quiet_s)}"
-        last = f"and its last line is: {tail.last_line[:200]}"
+        last = f"and its last line is: {tail.last_line}"
         return f"no progress in the log for {describe_duration(self.quiet_s)}, {last}"
 
     def _patience_s(self, tail: LogTail) -> float:

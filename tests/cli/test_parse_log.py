@@ -46,14 +46,24 @@ def test_json_has_the_measurements_and_the_counts(log: Path) -> None:
     assert counts["runs"][0]["net"] == "TinyNet"
 
 
-def test_json_is_whole_or_not_printed(log: Path) -> None:
-    other = log.with_name("other.log")
-    other.write_text("epoch 1: all good\n")
-    done = call_main("parse-log", log, other, "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"Error: {other}: shows no loss") and done.stderr.count("\n") == 1
-    other.write_text(LOG)
-    assert len(json.loads(call_main("parse-log", log, other, "--json").stdout)["measurements"]) == 6
+def test_logs_are_printed_beside_one_that_cannot_be_read(log: Path) -> None:
+    text, rows = (call_main("parse-log", log, *words).stdout for words in ((), ("--csv",)))
+    log.with_name("bad.log").write_text("epoch 1: all good\n")
+    for words, expected in (((), f"{text}\n{text}"), (("--csv",), rows + rows.partition("\n")[2])):
+        done = call_main("parse-log", "bad.log", log, "none.log", log, *words, cwd=log.parent)
+        assert (done.returncode, done.stdout) == (2, expected)
+        assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["bad.log", "none.log"]
+
+
+def test_json_is_whole_whatever_cannot_be_read(log: Path) -> None:
+    bad = log.with_name("bad.log.gz")
+    packed = gzip.compress(LOG.encode() * 20_000)
+    bad.write_bytes(packed[: len(packed) // 2] + b"x" * 9000)
+    done = call_main("parse-log", log, bad, log.with_name("none"), log, "--json")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2)
+    found = json.loads(done.stdout)
+    assert [row["file"] for row in found["measurements"]] == [str(log)] * 6
+    assert [counts["file"] for counts in found["files"]] == [str(log)] * 2
 
 
 def test_the_summary_says_what_was_read_and_what_was_not(log: Path) -> None:

@@ -5,15 +5,18 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from caffe_recipes.caffe.logs import LogSummary, summarize_log
 from caffe_recipes.cluster.rank_exits import ENDED_BY_US
+from caffe_recipes.run.context import Run
 from caffe_recipes.run.tensorflow import ProgramLog
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (
     LogTail,
+    describe_last_words,
     find_divergence,
     find_failure,
     find_guessing,
@@ -443,3 +446,18 @@ def test_the_accuracy_of_progress_is_that_of_the_last_test_with_one() -> None:
         measure(summarize_log(part), "init", {"init": 100}, 64, 0).test_accuracy for part in ([], test, text)
     ]
     assert seen == [None, 0.101562, 0.75]
+
+
+@pytest.mark.parametrize("before", [180, 190, 280, 295])
+def test_what_is_kept_of_a_line_does_not_end_within_a_secret(tmp_path: Path, before: int) -> None:
+    secret, text = "hunter2-is-a-long-secret", "x" * before
+    (tmp_path / "log").write_text(
+        f"[libprotobuf ERROR a.cc:1] {'y' * before}{secret}{'x' * 300}\nsaying {text}{secret}{'x' * 300}\n"
+    )
+    launcher = Mock(environment={"TOKEN": secret})
+    setting = Mock(profile=Mock(launcher=launcher), trainer=Mock(new_log_summary=LogSummary))
+    tail = Run.read_log(Mock(path=tmp_path.joinpath, setting=setting), "log")
+    tail.read(to_end=True)
+    words = describe_last_words(tail, "")
+    assert "protobuf reported" in words
+    assert "hunt" not in f"{words} {tail.last_line}"

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from caffe_recipes.cluster.staging.file_sets import (
 )
 from caffe_recipes.cluster.staging.method_choice import ChainOrder, StagingPlan, lacking_files, order_chain
 from caffe_recipes.errors import ClusterError
-from caffe_recipes.wording import describe_count
+from caffe_recipes.wording import describe_count, shorten_without
 
 RELAY = "caffe_recipes.cluster.staging.relay"
 STALL_S = 60.0
@@ -157,7 +157,7 @@ def _watch(process: subprocess.Popen[bytes], logins: _Logins, env: ChainEnv, siz
             is_sent = int(at[1]) >= size_bytes
             patience_s = size_bytes / SLOWEST_BYTES_PER_S + env.start_s if is_sent else 2 * env.stall_s
             end.moved = True
-        if at or _note(line, end):
+        if at or _note(line, end, env.launch.environment.values()):
             last = time.monotonic()
         elif not end.moved and _FATAL.search(line):
             return end
@@ -170,12 +170,12 @@ def _read(process: subprocess.Popen[bytes], lines: SimpleQueue[str | None]) -> N
     lines.put(None)
 
 
-def _note(line: str, end: ChainEnd) -> bool:
-    """Record a line of output; return whether it is a rank's report."""
+def _note(line: str, end: ChainEnd, secrets: Collection[str]) -> bool:
+    """Record a line of output, which is not cut within a secret; return whether it is a rank's report."""
     found = _LINE.fullmatch(line)
     if found is None:
         if line.strip("= |"):
-            end.last_line = line[:300]
+            end.last_line = shorten_without(line, 300, secrets)
         return False
     if found[2] != "landed":
         (end.failed if found[2] == "failed" else end.stopped)[int(found[1])] = found[3] or ""

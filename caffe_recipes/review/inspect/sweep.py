@@ -130,13 +130,13 @@ def model_bytes(recipe: Recipe) -> int | None:
 
 
 def read_logs(paths: Iterable[Path]) -> Iterator[tuple[str, Iterator[str]]]:
-    """Yield the path and lines of each log; for a folder, those of each `.log` in it or in its `logs`.
+    """Yield the name and lines of each log; for a folder, those of each `.log` in it or in its `logs`.
 
     Raises InputError if a log cannot be read.
     """
     for path in paths:
         for log in _logs_in(path) if path.is_dir() else [path]:
-            yield str(log), _lines(log)
+            yield name_log(log), _lines(log)
 
 
 def _find_own_paces(recipe: Recipe, inputs: SpeedInputs) -> Iterator[Pace]:

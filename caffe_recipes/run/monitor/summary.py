@@ -5,12 +5,14 @@ from __future__ import annotations
 import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from caffe_recipes.caffe.measurements import is_accuracy, is_top5
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import list_family_rows
+from caffe_recipes.review.inspect.curves import name_logs
 from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.monitor.follow import FOLLOW_ENV, FollowEnv, StatusOptions, open_runs
 from caffe_recipes.run.monitor.followed_run import FollowedRun
@@ -41,6 +43,7 @@ class RunSummary:
     top5: float | None = None
     error: str = ""
     frozen: AnyRecipe | None = field(default=None, repr=False)
+    path: str = ""
 
 
 def summarize_runs(
@@ -48,8 +51,9 @@ def summarize_runs(
 ) -> list[RunSummary]:
     """Return summaries of the given runs, in that order, or without any of all runs.
 
-    A run is given as for `attach`; the file of a family stands for the latest run of each row. Raises
-    InputError for a name that is not that of a run, and if the root does not exist.
+    A run is given as for `attach`; the file of a family stands for the latest run of each row. Runs of one
+    name, of several Caffe roots, are named by their paths. Raises InputError for a name that is not that of a
+    run, and if the root does not exist.
     """
     now_s, found = time.time(), list[RunSummary]()
     for name in given:
@@ -58,24 +62,32 @@ def summarize_runs(
             with open_runs(options, env) as opened:
                 latest = find_row_runs(opened.files, options.root, rows)
         for row, run in latest.items():
-            found.append(
-                summarize_run(_find(run, options, env), now_s) if run else RunSummary("", row, "not run")
-            )
+            found.append(_find(run, options, env, now_s) if run else RunSummary("", row, "not run"))
     if given:
-        return found
+        return _tell_apart(found)
     return [summarize_run(status, now_s) for status in find_statuses(options, env)]
 
 
-def _find(name: str, options: StatusOptions, env: FollowEnv) -> StatusEntry:
-    """Return the status of one run; that of a run which exists but cannot be read holds the error."""
+def _tell_apart(runs: list[RunSummary]) -> list[RunSummary]:
+    """Name runs by their paths if two of them have the same name."""
+    found = [run for run in runs if run.path]
+    paths = [Path(run.path) for run in found]
+    if len({run.run for run in found}) == len(set(paths)):
+        return runs
+    names = dict(zip(paths, name_logs(paths), strict=True))
+    return [replace(run, run=names[Path(run.path)]) if run.path else run for run in runs]
+
+
+def _find(name: str, options: StatusOptions, env: FollowEnv, now_s: float) -> RunSummary:
+    """Return the summary of one run; that of a run which exists but cannot be read holds the error."""
     try:
-        return find_status(name, options, env)
+        return summarize_run(find_status(name, options, env), now_s)
     except InputError as error:
         with open_runs(options, env) as runs:
             path = find_run(runs.files, options.root, name)  # raises if there is no such run
         found = posixpath.basename(posixpath.normpath(path))
         recipe = (parse_run_name(found) or (found, 0))[0]
-        return StatusEntry(found, recipe, unreadable=error)
+        return replace(summarize_run(StatusEntry(found, recipe, unreadable=error), now_s), path=path)
 
 
 def summarize_run(status: StatusEntry, now_s: float) -> RunSummary:
@@ -99,6 +111,7 @@ def summarize_run(status: StatusEntry, now_s: float) -> RunSummary:
         top1=top1 if top1 is not None or progress is None else progress.test_accuracy,
         top5=_pick(outputs, is_top5),
         frozen=run.recipe,
+        path=run.path,
     )
 
 

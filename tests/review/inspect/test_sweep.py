@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 from dataclasses import replace
@@ -150,6 +151,12 @@ def test_a_run_s_folder_gives_all_of_its_logs(tmp_path: Path) -> None:
     for name in ("init-1.log", "cyc1-1.log", "evaluation.txt"):
         (tmp_path / "logs" / name).write_text(LOG)
     assert [Path(path).name for path, _ in read_logs([tmp_path])] == ["cyc1-1.log", "init-1.log"]
+
+
+def test_standard_input_has_a_name_of_its_own(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LOG.encode())))
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs((Path("-"),)))
+    assert found.pace.source == "standard input"
 
 
 def test_a_folder_named_like_a_log_is_not_a_log(tmp_path: Path, log: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from importlib import resources
 from pathlib import Path
 
@@ -34,6 +35,17 @@ def test_only_the_keys_that_differ_are_columns(root: Path) -> None:
     assert header == [*known, "phases.init.base_lr"]
     assert first == ["small-1", "small", "finished", "9", "0.00", "1,234", "0.25", "75.00%", "0.1"]
     assert second[-1] == "0.3"
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(root: Path) -> None:
+    (root / "other").mkdir()
+    shutil.copytree(root / "runs", root / "other/runs")
+    (root / "other/runs/small-1/recipe.json").write_text("{")
+    words = ("small-1", "other/runs/small-1", "small-1")
+    rows = json.loads(call_main("runs", *words, "--json", cwd=root).stdout)
+    assert [row["run"] for row in rows] == ["runs/small-1", "other/runs/small-1", "runs/small-1"]
+    table = call_main("diff", "small-2", "other/runs/small-2", cwd=root).stdout
+    assert table.splitlines()[1].split() == ["runs/small-2", "other/runs/small-2"]
 
 
 def test_runs_without_a_value_are_sorted_last_in_both_orders(root: Path) -> None:
