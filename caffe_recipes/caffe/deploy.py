@@ -33,12 +33,16 @@ _IDLE_FIELDS = ("engine", "weight_filler", "bias_filler", "filler")
 
 @dataclass(frozen=True)
 class Deploy:
-    """A deploy net, its comments, the blobs that it predicts, and notes on what was assumed or left out."""
+    """A deploy net, its comments, the blobs that it predicts, and notes on what was assumed or left out.
+
+    `path` is that of the net that it is derived from.
+    """
 
     net: pb.NetParameter
     comments: Mapping[str, Comment]
     outputs: tuple[str, ...]
     notes: tuple[str, ...]
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ def derive_deploy(
     read = {blob for layer in made.layer for blob in layer.bottom}
     outputs = dict.fromkeys(top for layer in made.layer for top in layer.top if top not in read)
     moved = _move_comments(comments, moves, made)
-    return Deploy(made, moved, tuple(outputs) or (made.layer[-1].top[0],), tuple(notes))
+    return Deploy(made, moved, tuple(outputs) or (made.layer[-1].top[0],), tuple(notes), path)
 
 
 def _select(net: pb.NetParameter, state: pb.NetState) -> tuple[list[pb.LayerParameter], list[str]]:
@@ -201,6 +205,9 @@ def _choose_losses(
         raise InputError(
             where, f"has no loss '{shorten(min(unknown))}' in phase TEST", f"its losses: {known}"
         )
+    if idle := [layer for layer in losses.values() if not layer.bottom]:
+        what = f"layer '{idle[0].name}' ({idle[0].type}) has no bottom"
+        raise PrototxtError(where, what, "give it the predictions and the labels")
     most = max(map(_weight, losses.values()), default=0.0)
     chosen = {
         index

@@ -23,7 +23,7 @@ from caffe_recipes.caffe.model_folder import (
     find_model,
     load_model,
 )
-from caffe_recipes.caffe.weights import blob_values, load_mean, mean_shape
+from caffe_recipes.caffe.weights import CONTROL_CHARACTER, blob_values, load_mean, mean_shape
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files.bounded_reads import load_within
 
@@ -131,8 +131,11 @@ def _load_npy(path: Path) -> tuple[tuple[int, ...], Sequence[float]]:
 
 
 def _load_names(path: Path) -> tuple[str, ...]:
-    data = load_within(path, "list-bytes", DataError, "give a text file with the name of a class per line")
+    advice = "give a text file with the name of a class per line"
+    data = load_within(path, "list-bytes", DataError, advice)
+    if CONTROL_CHARACTER.search(data):
+        raise DataError(path, "is not a text file", advice)
     names = tuple(line.strip() for line in data.decode(errors="replace").rstrip().splitlines())
     if not names:
-        raise DataError(path, "has no names", "give a text file with the name of a class per line")
+        raise DataError(path, "has no names", advice)
     return names

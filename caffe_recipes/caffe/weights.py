@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import BinaryIO, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError, EncodeError, Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.hdf5_weights import MAGIC, HDF5FileError, parse_state, parse_weights
@@ -58,7 +59,8 @@ _WIDE = frozenset(
     )
 )
 
-_CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+# Of a binary file. Text has tabs, ends of lines and of pages.
+CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 
 def load_weights(path: str | Path) -> pb.NetParameter:
@@ -81,9 +83,15 @@ def load_weights(path: str | Path) -> pb.NetParameter:
     if not any(layer.blobs for layer in net.layer):
         raise WeightsError(path, "has layers but no learned blobs", "give a trained caffemodel")
     for layer in net.layer:
+        layer.name = _decoded(layer.name)
         for index, blob in enumerate(layer.blobs):
             _check_length(path, f"layer '{layer.name}', blob {index}", blob)
     return net
+
+
+def _decoded(text: str | bytes) -> str:
+    """Return a text of a message; protobuf gives bytes for one that is not UTF-8."""
+    return text if isinstance(text, str) else text.decode(errors="replace")
 
 
 def load_solverstate(path: str | Path) -> pb.SolverState:
@@ -100,8 +108,11 @@ def load_solverstate(path: str | Path) -> pb.SolverState:
         raise WeightsError(
             path, f"its iteration is negative ({state.iter})", "resume from another solverstate"
         )
-    if not state.learned_net:
-        raise WeightsError(path, "does not name a learned_net", "resume from another solverstate")
+    if not state.learned_net or isinstance(state.learned_net, bytes):
+        what = (
+            "the name of its learned_net is not UTF-8" if state.learned_net else "does not name a learned_net"
+        )
+        raise WeightsError(path, what, "resume from another solverstate")
     for index, blob in enumerate(state.history):
         _check_length(path, f"history {index}", blob)
     return state
@@ -112,7 +123,15 @@ def save_message(message: Message, path: str | Path) -> None:
 
     Raises WeightsError if the file cannot be written.
     """
-    save_bytes(message.SerializeToString(deterministic=True), path)
+    save_bytes(serialize(message), path)
+
+
+def serialize(message: Message) -> bytes:
+    """Return the bytes of a message of less than 2 GiB. Raises MemoryError if there is no room for them."""
+    try:
+        return message.SerializeToString(deterministic=True)
+    except EncodeError:
+        raise MemoryError from None
 
 
 def save_bytes(data: bytes, path: str | Path) -> None:
@@ -238,26 +257,40 @@ def show_image(shape: Sequence[int]) -> str:
     return f"{width}x{height} pixels and {describe_count(channels, 'channel')}"
 
 
-def _read(path: str | Path, kind: str) -> bytes:
+def check_weights_files(paths: Sequence[str | Path], kind: str = "caffemodel") -> None:
+    """Raise WeightsError for a path that is not one of a file with contents, before a net is set up."""
+    for path in paths:
+        with _opened(path, kind):
+            pass
+
+
+@contextmanager
+def _opened(path: str | Path, kind: str) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a file of weights; give it and its size."""
     hint = f"give the path to a {kind}"
     try:
         if Path(path).is_dir():
             raise WeightsError(path, "is a folder", hint)
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read(size) if size <= _LARGEST_BYTES else None
+            if size > _LARGEST_BYTES:
+                raise NotAFileError
+            if not size:
+                raise WeightsError(path, "is empty", "copy it again: a complete snapshot is never empty")
+            yield file, size
     except FileNotFoundError:
         raise WeightsError(path, "no such file", hint) from None
     except NotAFileError:
-        data = None
+        what = f"is not a {kind}: expected a file of at most 2 GiB"
+        raise WeightsError(path, what, hint) from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = getattr(error, "strerror", None) or error
         raise WeightsError(path, f"cannot be read: {reason}", hint_for(error, hint)) from None
-    if data is None:
-        raise WeightsError(path, f"is not a {kind}: expected a file of at most 2 GiB", hint)
-    if not data:
-        raise WeightsError(path, "is empty", "copy it again: a complete snapshot is never empty")
-    return data
+
+
+def _read(path: str | Path, kind: str) -> bytes:
+    with _opened(path, kind) as (file, size):
+        return file.read(size)
 
 
 def parse_message(data: bytes, cls: type[M]) -> M:
@@ -341,7 +374,7 @@ def _parse_hdf5(data: bytes, parse: Callable[[bytes], M], path: str | Path) -> M
 def _diagnose(data: bytes, kind: str, path: str | Path) -> tuple[str, str]:
     """Return what is wrong with `data`, which is not a `kind`, and a hint."""
     head = data[:4096]
-    for pattern, name, hint in _BINARIES if _CONTROL_CHARACTER.search(head) else _TEXTS:
+    for pattern, name, hint in _BINARIES if CONTROL_CHARACTER.search(head) else _TEXTS:
         if re.match(pattern, head):
             return f"is {name}, not a {kind}", hint
     state, net = _parse(data, pb.SolverState, path), _parse(data, pb.NetParameter, path)

@@ -99,7 +99,7 @@ def deploy(
     if out in (None, "-"):
         print_text(text)
     else:
-        inputs = [Path(net), *filter(None, [weights])]
+        inputs = [net, made.path, weights or ""]
         for path in write_deploy(Path(str(out)), text, folded, inputs):
             echo(f"wrote {path}", err=True)
     for note in (*made.notes, f"outputs: {', '.join(made.outputs)}"):

@@ -12,6 +12,7 @@ from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import PATH, RECIPE, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, max_bytes_option
 from caffe_recipes.errors import InputError
+from caffe_recipes.files.atomic_writes import check_not_input
 from caffe_recipes.recipe.source import expand_families
 from caffe_recipes.render.tree import write_file
 from caffe_recipes.review.inspect.plot_style import format_of
@@ -98,8 +99,7 @@ def plot(
     with joins, restarts and warm-ups marked. RUN is the folder or name of a run (digits-local-1). LOG may be
     `-`, which is standard input, and compressed by gzip.
     """
-    if out.is_file() and any(Path(name).is_file() and out.samefile(name) for name in names):
-        raise InputError(out, "is an input of this command", "give another file with -o")
+    check_not_input(out, names, "-o")
     shown = [_is_trained(name, caffe_root) for name in names]
     if all(shown):
         if apart:

@@ -6,6 +6,7 @@ Source: Intel Caffe, src/caffe/layers/image_data_layer.cpp.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -43,6 +44,10 @@ class ImageList:
         """Return the path of an image. As in Caffe, nothing stands between root_folder and the given path."""
         return self._root + os.fsdecode(self.keys[index])
 
+    def paths(self) -> Iterator[str]:
+        """Yield the paths of all images."""
+        return map(self.file, range(len(self)))
+
     def close(self) -> None:
         """Do nothing: each file is closed after it is read."""
 
@@ -68,15 +73,15 @@ def load_image_list(layer: pb.LayerParameter) -> ImageList:
     if not keys:
         raise DataError(path, "is empty", "list images and labels")
     files = ImageList(path, param.root_folder, keys, labels)
-    missing = [i for i in range(len(files)) if not Path(files.file(i)).exists()] if _is_short(keys) else []
+    missing = _list_missing(files) if len(keys) <= _MOST_CHECKED else []
     if missing:
         what = f"{describe_count(len(missing), 'image')} of {len(keys):,} not found, such as"
-        raise DataError(path, f"{what} {files.file(missing[0])}", "correct the list, or root_folder")
+        raise DataError(path, f"{what} {missing[0]}", "correct the list, or root_folder")
     return files
 
 
-def _is_short(keys: list[bytes]) -> bool:
-    return len(keys) <= _MOST_CHECKED
+def _list_missing(files: ImageList) -> list[str]:
+    return [path for path in files.paths() if not os.path.exists(path)]  # noqa: PTH110 - false for any text
 
 
 def decode_listed(layer: pb.LayerParameter, datum: pb.Datum) -> Pixels:

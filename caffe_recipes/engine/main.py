@@ -274,6 +274,7 @@ def _run_training(flags: Flags, world: Ranks, requests: SignalRequests, log: Log
 
         device = subcommands.find_device(flags.gpu, "caffe.cpp:285", log, param, flags.solver)
         start = subcommands.StartPoint(_names(flags.weights), flags.snapshot, _names(flags.new_layers))
+        start.check()
         options = subcommands.TrainingOptions(flags.precision, flags.checkpoint_activations, flags.sync_bn)
         solver = subcommands.prepare_solver(param, flags.solver, start, world, requests, log, device, options)
     try:

@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.models import Model
-from caffe_recipes.caffe.weights import blob_values, load_mean
+from caffe_recipes.caffe.weights import blob_values, load_mean, serialize
 from caffe_recipes.engine.module import CaffeModule, load_module
 from caffe_recipes.engine.onnx_graph import build_onnx, free_shapes
 from caffe_recipes.engine.operators.operator import TensorShape
@@ -35,7 +35,7 @@ def export_onnx(model: Model, images: Sequence[Path], out: Path) -> str:
     made = build_onnx(module, describe_export(model, module))
     if made.ByteSize() > _LARGEST_BYTES:
         raise InputError(model.net, "is too large for one ONNX file (2 GiB)", "export it as safetensors")
-    data = made.SerializeToString(deterministic=True)
+    data = serialize(made)
     is_free = free_shapes(module)[0][:1] == (-1,)
     batches = [_random_inputs(module, model.transform, more) for more in ((0, 1) if is_free else (0,))]
     if images:
@@ -66,7 +66,7 @@ def compare_onnx(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # the error itself says what its log would
     try:
-        data = model.SerializeToString()
+        data = serialize(model)
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         for inputs in batches:
             made = session.run(names, dict(zip(module.input_names, inputs, strict=True)))
@@ -74,7 +74,7 @@ def compare_onnx(
                 wanted = module.compute([torch.from_numpy(each) for each in inputs], indexes)
             for name, index, values in zip(names, indexes, made, strict=True):
                 worst = max(worst, _difference(values, wanted[index].numpy(), f"{path}: output '{name}'"))
-    except CaffeRecipesError:
+    except (CaffeRecipesError, MemoryError):
         raise
     except Exception as error:  # its exceptions have no common class
         reason = " ".join(str(error).split())

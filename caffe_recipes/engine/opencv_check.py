@@ -18,6 +18,7 @@ from caffe_recipes.caffe.layer_types.dimensions import size_of
 from caffe_recipes.caffe.packed_blobs import fill_blob
 from caffe_recipes.caffe.prototxt import encode_prototxt, render_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.caffe.weights import serialize
 from caffe_recipes.engine.module import build_module
 from caffe_recipes.engine.settings import load_net
 from caffe_recipes.errors import InputError
@@ -59,7 +60,7 @@ def _compare(net: pb.NetParameter, weights: pb.NetParameter, path: str) -> float
     with TemporaryDirectory() as folder:
         files = Path(folder) / "net.prototxt", Path(folder) / "net.caffemodel"
         files[0].write_bytes(encode_prototxt(render_prototxt(net)))
-        files[1].write_bytes(weights.SerializeToString())
+        files[1].write_bytes(serialize(weights))
         try:
             own = load_net(str(files[0]))
         except InputError as error:

@@ -61,7 +61,8 @@ class Predictor:
         self._names = model.description.classes or ()
         is_short = model.is_resized and 0 < len(self._names) < count  # a run may have seen only some classes
         if len(self._names) > count or is_short:
-            what = f"has {count} classes, but {len(self._names)} names are given"
+            given = describe_count(len(self._names), "name is", "names are")
+            what = f"has {describe_count(count, 'class', 'classes')}, but {given} given"
             raise InputError(model.net, what, "give one name for each class")
 
     def _find_output(self, path: str) -> str:

@@ -43,11 +43,13 @@ def check_prefix(prefix: str, last: int) -> None:
     ends = (".caffemodel", ".solverstate", ".caffemodel.h5", ".solverstate.h5")
     files = [Path(snapshot_name(prefix, last, end)) for end in ends]
     folder = files[0].parent
-    if not folder.is_dir():
-        raise InputError(f"snapshot_prefix '{prefix}'", f"the folder {folder} does not exist", "create it")
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"snapshot_prefix '{prefix}'", f"cannot write to {folder}", "check its permissions")
     try:
+        if not folder.is_dir():
+            what = f"the folder {folder} does not exist"
+            raise InputError(f"snapshot_prefix '{prefix}'", what, "create it")
+        if not os.access(folder, os.W_OK):
+            what = f"cannot write to {folder}"
+            raise InputError(f"snapshot_prefix '{prefix}'", what, "check its permissions")
         for path in files:
             check_replaceable(path)
     except OSError as error:

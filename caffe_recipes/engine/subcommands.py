@@ -24,7 +24,7 @@ from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.rates import float32
 from caffe_recipes.caffe.shapes import select_layers
-from caffe_recipes.caffe.weights import load_solverstate, load_weights
+from caffe_recipes.caffe.weights import check_weights_files, load_solverstate, load_weights
 from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_host
 from caffe_recipes.engine.folded_calls import fold_calls
 from caffe_recipes.engine.glog import Log, format_number
@@ -40,7 +40,7 @@ from caffe_recipes.engine.solver import Solver, format_output
 from caffe_recipes.engine.supported import check_supported
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import DataError, DiskFailed, InputError, RunFailed, hint_for
-from caffe_recipes.files.atomic_writes import check_replaceable, write_whole
+from caffe_recipes.files.atomic_writes import check_not_input, check_replaceable, write_whole
 from caffe_recipes.wording import describe_count
 
 
@@ -54,6 +54,12 @@ class StartPoint:
     weights: tuple[str, ...] = ()
     snapshot: str = ""
     new_layers: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise WeightsError if one of the files is missing or empty."""
+        check_weights_files(self.weights)
+        if self.snapshot:
+            check_weights_files([self.snapshot], "solverstate")
 
 
 @dataclass(frozen=True)
@@ -173,8 +179,8 @@ def prepare_solver(
 
 def _check_outputs(nets: Sequence[RunnableNet], snapshot_prefix: str = "") -> None:
     """Raise InputError if an HDF5Output of these nets would write over what they read or write."""
-    sources = [node.source for net in nets for node in net.nodes if node.source is not None]
-    read = [file for source in sources for file in source.files]
+    nodes = [node for net in nets for node in net.nodes if node.param.type == "HDF5Data"]  # no other is HDF5
+    read = [file for node in nodes if node.source is not None for file in node.source.files()]
     outputs = [(net.path, node.output) for net in nets for node in net.nodes if node.output is not None]
     check_outputs(outputs, read, snapshot_prefix)
 
@@ -267,6 +273,7 @@ def load_test_net(
     param.state.phase = pb.TEST
     param.state.level = level
     param.state.stage.extend(stages)
+    check_weights_files(weights)
     context = DataContext(0, 1, 0, 0, log, device)
     net = RunnableNet(param, model, context, torch.Generator().manual_seed(0))
     _check_outputs([net])
@@ -315,31 +322,28 @@ def check_output_path(option: str, out: str, inputs: Sequence[str]) -> None:
 
     Called before anything is computed.
     """
-    folder = Path(out).parent
-    if Path(out).is_dir():
-        raise InputError(out, "is a folder", "give the path of a file")
-    if Path(out).exists() and not Path(out).is_file():  # writing would replace it with a regular file
-        raise InputError(out, "is a device or a pipe", "give the path of a file")
-    if not folder.is_dir():
-        raise InputError(out, f"the folder {folder} does not exist", "create it")
+    path = Path(out)
     try:
-        check_replaceable(Path(out))
+        if path.is_dir():
+            raise InputError(out, "is a folder", "give the path of a file")
+        if path.exists() and not path.is_file():  # writing would replace it with a regular file
+            raise InputError(out, "is a device or a pipe", "give the path of a file")
+        if not path.parent.is_dir():
+            raise InputError(out, f"the folder {path.parent} does not exist", "create it")
+        check_replaceable(path)
     except OSError as error:
         hint = hint_for(error, f"give another file with -{option}")
         raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
-    _check_no_input(option, out, inputs)
+    check_not_input(path, inputs, f"-{option}")
 
 
 def check_not_read(option: str, out: str, net: RunnableNet) -> None:
     """Raise InputError if the file of an option is one that a net reads, such as the file of its LMDB."""
-    sources = [node.source for node in net.nodes if node.source is not None and node.source.where]
-    read = [path for one in sources for path in (one.where, f"{one.where}/data.mdb", *one.files)]
-    _check_no_input(option, out, read)
-
-
-def _check_no_input(option: str, out: str, inputs: Sequence[str]) -> None:
-    if Path(out).exists() and any(Path(path).exists() and Path(out).samefile(path) for path in inputs):
-        raise InputError(out, "is an input of this command", f"give another file with -{option}")
+    for node in net.nodes:
+        check_not_input(Path(out), [node.param.transform_param.mean_file], f"-{option}")
+        if node.source is not None and node.source.where:
+            where = node.source.where
+            check_not_input(Path(out), [where, f"{where}/data.mdb", *node.source.files()], f"-{option}")
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.profiler import profile, record_function
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.weights import load_weights
+from caffe_recipes.caffe.weights import check_weights_files, load_weights
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.nodes import LayerNode
@@ -109,6 +109,7 @@ def load_timed_net(
     param.state.phase = pb.TEST if phase == "TEST" else pb.TRAIN
     param.state.level = level
     param.state.stage.extend(stages)
+    check_weights_files(weights)
     net = TimedNet(param, model, DataContext(0, 1, 0, 0, log, device), torch.Generator().manual_seed(0))
     flatten_params(net, pb.SolverParameter())
     for path in weights:

@@ -10,11 +10,11 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
+from caffe_recipes.errors import InputError
 from caffe_recipes.trust import (
     Place,
     UntrustedPathError,
@@ -64,13 +64,39 @@ def write_whole(
                 os.unlink(part, dir_fd=place.folder.number)
 
 
+_BLOCK_BYTES = 4096
+
+
 def check_replaceable(path: Path) -> None:
-    """Raise OSError, which names the path, if write_whole would; call it before long work."""
+    """Raise OSError, which names the path, if write_whole would; call it before long work.
+
+    A hidden file of one block is written beside the path, and removed: that fails on a full disk, and in
+    folders such as /sys, where not even root can create files.
+    """
     with naming(path), open_place(path, writes=True) as place:
-        _look(place)
-        _look(replace(place, name=name_beside(Path(place.name)).name))  # the longer name may be too long
+        part = name_beside(Path(place.name)).name
         if not os.access(f"/proc/self/fd/{place.folder.number}", os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        try:
+            _write(place, part, bytes(_BLOCK_BYTES), 0o600, is_synced=False)
+        finally:
+            with suppress(OSError):
+                os.unlink(part, dir_fd=place.folder.number)
+
+
+def check_not_input(out: Path, inputs: Iterable[str | Path], option: str) -> None:
+    """Raise InputError if the file of an option is one of a command's inputs, by this or another path."""
+    try:
+        there = out.stat()
+    except (OSError, ValueError):  # nothing can be there
+        return
+    for path in inputs:
+        with suppress(OSError, ValueError):
+            if os.path.samestat(there, os.stat(path)):  # noqa: PTH116 - also for text
+                break
+    else:
+        return
+    raise InputError(out, "is an input of this command", f"give another file with {option}")
 
 
 def make_parents(path: Path) -> None:

@@ -13,8 +13,9 @@ from caffe_recipes.caffe.dialects import find_dialect
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
 from caffe_recipes.caffe.prototxt import MOST_BYTES, NO_COMMENTS, Comment, encode_prototxt
 from caffe_recipes.caffe.upgrade import upgrade_document
+from caffe_recipes.caffe.weights import serialize
 from caffe_recipes.errors import InputError, hint_for
-from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.files.atomic_writes import check_not_input, write_whole
 from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.limits import limit
 from caffe_recipes.review.inspect.nets import image_reader, load_given_net
@@ -62,20 +63,21 @@ def check_dialect(deploy: Deploy, dialect: str, path: str) -> None:
 
 
 def write_deploy(
-    out: Path, text: str, weights: pb.NetParameter | None, inputs: Sequence[Path] = ()
+    out: Path, text: str, weights: pb.NetParameter | None, inputs: Sequence[str | Path] = ()
 ) -> list[Path]:
     """Write a deploy net and, if given, the weights beside it; return both paths.
 
     Raises InputError, also before it would write over one of the `inputs`, or over other weights.
     """
+    if out.is_dir():
+        raise InputError(out, "is a folder", f"give a file, such as --out {out / 'deploy.prototxt'}")
     files = {out: encode_prototxt(text)}
     if out.suffix in (".caffemodel", ".solverstate", ".h5"):
         raise InputError(out, "is the name of weights, and a net is written", "give e.g. deploy.prototxt")
     if weights is not None:
-        files[out.with_suffix(".caffemodel")] = weights.SerializeToString(deterministic=True)
+        files[out.with_suffix(".caffemodel")] = serialize(weights)
     for path in files:
-        if path.exists() and any(given.exists() and path.samefile(given) for given in inputs):
-            raise InputError(path, "is what the net is derived from", "give another file with --out")
+        check_not_input(path, inputs, "--out")
     for path in filter(Path.exists, [*files][1:]):
         if path.stat().st_size and not _holds(path, files[path]):
             raise InputError(path, "holds other weights", "remove it, or give another file with --out")

@@ -113,6 +113,8 @@ def test_unknown_sizes_and_nets_that_predict_nothing_are_refused() -> None:
         derive(NET[: NET.index("# the first")], DeployOptions())
     with pytest.raises(PrototxtError, match="has no layers"):
         derive("name: 'n'", DeployOptions())
+    with pytest.raises(PrototxtError, match=r"layer 'odd' \(SoftmaxWithLoss\) has no bottom"):
+        derive(NET + 'layer { name: "odd" type: "SoftmaxWithLoss" }', DeployOptions())
 
 
 def test_a_loss_that_only_training_computes_becomes_the_prediction() -> None:

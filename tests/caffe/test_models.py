@@ -90,6 +90,15 @@ def test_a_damaged_npy_file_is_refused(tmp_path: Path) -> None:
             open_model(None, LooseFiles(NET, WEIGHTS, str(path)), tmp_path)
 
 
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0", "tench\nshark\n".encode("utf-16"), b"a\x1b[2J\n"])
+def test_names_in_a_file_that_is_not_text_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "names.txt").write_bytes(data)
+    with pytest.raises(
+        InputError, match=r"names\.txt: is not a text file; give a text file with the name of"
+    ):
+        open_model(None, LooseFiles(NET, WEIGHTS, names=tmp_path / "names.txt"), tmp_path)
+
+
 def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("\n\n")
     with pytest.raises(InputError, match=r"names\.txt: has no names; give a text file"):

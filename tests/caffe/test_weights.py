@@ -1,8 +1,10 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
+from google.protobuf.message import EncodeError, Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
@@ -14,6 +16,7 @@ from caffe_recipes.caffe.weights import (
     load_solverstate,
     load_weights,
     save_message,
+    serialize,
     weights_bytes,
 )
 from caffe_recipes.errors import WeightsError
@@ -342,3 +345,23 @@ def test_a_failed_save_keeps_the_previous_file(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="cannot be written"):
         save_message(tiny_weights(), tmp_path / "taken")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_message_for_which_there_is_no_memory_is_a_full_memory() -> None:
+    class Large:
+        def SerializeToString(self, deterministic: bool) -> bytes:  # noqa: N802 - protobuf's name
+            raise EncodeError("Failed to serialize proto")
+
+    with pytest.raises(MemoryError):
+        serialize(cast(Message, Large()))
+
+
+def test_names_that_are_not_utf_8_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "w.caffemodel"
+    save_message(tiny_weights(), path)
+    path.write_bytes(path.read_bytes().replace(b"\n\x02ip", b"\n\x02i\xff"))
+    assert "i\N{REPLACEMENT CHARACTER}" in [layer.name for layer in load_weights(path).layer]
+    state = pb.SolverState(iter=1, learned_net="a.caffemodel", history=[blob(1)])
+    path.write_bytes(state.SerializeToString().replace(b"a.caffe", b"\xff.caffe"))
+    with pytest.raises(WeightsError, match="the name of its learned_net is not UTF-8; resume from another"):
+        load_solverstate(path)

@@ -26,8 +26,26 @@ def test_what_the_net_is_derived_from_is_not_written_over(tmp_path: Path) -> Non
     for out in ("net.prototxt", "./net.prototxt", "link.prototxt"):
         done = call_main("deploy", "net.prototxt", "-o", out, cwd=tmp_path)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-        assert "is what the net is derived from; give another file with --out" in done.stderr
+        assert "is an input of this command; give another file with --out" in done.stderr
     assert (tmp_path / "net.prototxt").read_text() == NET
+
+
+def test_the_net_that_a_solver_or_a_folder_names_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets/net.prototxt").write_text(NET)
+    (tmp_path / "solver.prototxt").write_text('net: "nets/net.prototxt" test_iter: 1')
+    for given in ("solver.prototxt", "nets"):
+        done = call_main("deploy", given, "-o", "nets/net.prototxt", cwd=tmp_path)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert "net.prototxt: is an input of this command" in done.stderr
+    assert (tmp_path / "nets/net.prototxt").read_text() == NET
+
+
+def test_for_a_folder_the_hint_names_a_file_in_it(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(NET)
+    done = call_main("deploy", "net.prototxt", "-o", ".", cwd=tmp_path)
+    assert done.stderr == "Error: .: is a folder; give a file, such as --out deploy.prototxt\n"
+    assert done.returncode == 2
 
 
 def test_an_image_of_an_absurd_size_is_one_line(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_images_are_resized_and_grey_on_request(layer: pb.LayerParameter) -> Non
         ("a.png x\n", "line 1 is not a path and a label"),
         ("a.png 0.5\n", "line 1 is not a path and a label"),
         ("image 0.png 0\na.png 1\nb.png 1\n", "2 images of 3 not found, such as"),
+        ("image 0.png 0\n" + "a" * 5000 + " 1\n", "1 image of 2 not found, such as"),
     ],
 )
 def test_a_bad_list_is_refused_in_one_line(layer: pb.LayerParameter, text: str, message: str) -> None:

@@ -139,6 +139,8 @@ def test_bad_arguments_exit_2_with_one_line(case: Path, run: Run, words: tuple[s
         ('net: "net.prototxt"', 'net: "none.prototxt"', "none.prototxt"),
         ('snapshot_prefix: "run"', 'snapshot_prefix: "no/run"', "the folder no does not exist"),
         ('snapshot_prefix: "run"', 'snapshot_prefix: "no/"', "the folder no does not exist"),
+        ('snapshot_prefix: "run"', 'snapshot_prefix: "/sys/run"', "cannot write snapshots there: Permission"),
+        ('snapshot_prefix: "run"', f'snapshot_prefix: "{"a" * 300}/run"', "File name too long"),
         ('snapshot_prefix: "run"', f'snapshot_prefix: "{"a" * 225}"', "File name too long"),
         (
             'snapshot_prefix: "run"',

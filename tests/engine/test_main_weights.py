@@ -139,3 +139,21 @@ def test_blobs_without_axes_are_read_as_caffe_writes_them(case: Path, run: Run, 
     code, log = run("train", "-solver", "solver.prototxt", "-weights", str(path))
     assert code == 0, log[-500:]
     assert check_weights(load_weights(path), load_prototxt(case / "net.prototxt", pb.NetParameter)) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "-solver", "solver.prototxt", "-weights", "absent"),
+        ("train", "-solver", "solver.prototxt", "-snapshot", "absent"),
+        ("test", "-model", "net.prototxt", "-weights", "absent"),
+        ("predict", "-model", "net.prototxt", "-weights", "absent", "-out", "o.npz"),
+        ("time", "-model", "net.prototxt", "-weights", "absent"),
+    ],
+)
+def test_weights_that_are_not_there_are_found_before_the_net_is_set_up(
+    case: Path, run: Run, words: tuple[str, ...]
+) -> None:
+    code, log = run(*words)
+    assert (code, "Opened lmdb" in log) == (2, False)
+    assert only_line(log).startswith("caffe-torch: absent: no such file; give the path to a ")

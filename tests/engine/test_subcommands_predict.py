@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.weights import save_message
 from tests.engine.conftest import only_line
 
 Run = Callable[..., tuple[int, str]]
@@ -52,6 +54,36 @@ def test_an_lmdb_that_is_read_is_not_written_over(trained: Path, run: Run, words
     code, log = run(*words, "lmdb/data.mdb", *model)
     assert (code, Path("lmdb/data.mdb").read_bytes()) == (2, before)
     assert f"lmdb/data.mdb: is an input of this command; give another file with {words[-1]}" in log
+
+
+LISTED = """
+layer { name: "data" type: "ImageData" top: "data" top: "label"
+  image_data_param { source: "list.txt" batch_size: 1 } transform_param { mean_file: "mean.binaryproto" } }
+layer { name: "more" type: "HDF5Data" top: "more" hdf5_data_param { source: "h5.txt" batch_size: 1 } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 3 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+layer { name: "silence" type: "Silence" bottom: "more" }
+"""
+
+
+@pytest.mark.parametrize("out", ["list.txt", "a.png", "h5.txt", "b.h5", "mean.binaryproto"])
+def test_what_a_list_names_and_a_mean_file_are_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, out: str
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    monkeypatch.chdir(tmp_path)
+    cv2.imwrite("a.png", np.zeros((2, 2, 3), np.uint8))
+    Path("list.txt").write_text("a.png 0\n")
+    Path("h5.txt").write_text("a.h5 b.h5\n")
+    for name in ("a.h5", "b.h5"):
+        with h5py.File(name, "w") as file:
+            file["more"] = np.zeros((1, 2))
+    save_message(pb.BlobProto(num=1, channels=3, height=2, width=2, data=[0] * 12), "mean.binaryproto")
+    Path("net.prototxt").write_text(LISTED)
+    before = Path(out).read_bytes()
+    code, log = run("time", "-model", "net.prototxt", "-iterations", "1", "-trace", out)
+    assert (code, Path(out).read_bytes()) == (2, before), log
+    assert only_line(log).endswith(f"{out}: is an input of this command; give another file with -trace")
 
 
 def test_the_scores_give_the_same_accuracies_as_test(trained: Path, run: Run, change: Change) -> None:

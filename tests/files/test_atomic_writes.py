@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.errors import InputError
 from caffe_recipes.files.atomic_writes import (
+    check_not_input,
     check_replaceable,
     make_own_folder,
     make_parents,
@@ -344,3 +347,37 @@ def test_missing_parents_are_created_and_a_file_among_them_is_refused(
     Path("file").touch()
     with pytest.raises(NotADirectoryError):
         make_parents(Path("file/b/c"))
+
+
+def test_an_input_is_found_by_another_path(tmp_path: Path) -> None:
+    (tmp_path / "one").touch()
+    (tmp_path / "link").symlink_to("one")
+    (tmp_path / "hard").hardlink_to(tmp_path / "one")
+    for out in ("one", "link", "hard"):
+        with pytest.raises(
+            InputError, match=f"{out}: is an input of this command; give another file with -o"
+        ):
+            check_not_input(tmp_path / out, ["absent", str(tmp_path / "one")], "-o")
+
+
+def test_what_is_not_there_or_has_no_possible_name_is_not_an_input(tmp_path: Path) -> None:
+    (tmp_path / "one").touch()
+    long, odd = "a" * 5000, "a\0b"
+    for out in (tmp_path / "one", tmp_path / "absent", Path(long), Path(odd)):
+        check_not_input(out, ["absent", long, odd, ""], "-o")
+
+
+def test_a_folder_in_which_not_even_root_can_create_files_is_found_before_writing() -> None:
+    with pytest.raises(OSError, match="/sys/x"):
+        check_replaceable(Path("/sys/x"))
+
+
+def test_a_full_disk_is_found_before_writing(tmp_path: Path) -> None:
+    before, after = resource.getrlimit(resource.RLIMIT_FSIZE), 100
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))  # as on a full disk, a write fails
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            check_replaceable(tmp_path / "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())

@@ -19,7 +19,7 @@ def test_weights_beside_the_net_replace_no_other_weights(tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"a\.caffemodel: holds other weights; remove it, or give another"):
         write_deploy(out, "two", pb.NetParameter(name="two"))
     assert (out.read_text(), beside.read_bytes()) == ("one", before)
-    with pytest.raises(InputError, match=r"a\.caffemodel: is what the net is derived from"):
+    with pytest.raises(InputError, match=r"a\.caffemodel: is an input of this command"):
         write_deploy(out, "two", pb.NetParameter(name="two"), [beside])
 
 

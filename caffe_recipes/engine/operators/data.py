@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,11 +87,14 @@ class DataContext:
 
 @dataclass
 class InputLayer:
-    """A layer without bottoms. `keys` are those of the records in its last batch; `files` are HDF5."""
+    """A layer without bottoms. `keys` are those of the records in its last batch.
+
+    `where` is what it reads, and `files` gives the paths that this names, if it is a list.
+    """
 
     forward: Forward
     where: str = ""
-    files: Sequence[str] = ()
+    files: Callable[[], Iterable[str]] = tuple
     keys: list[str] = field(default_factory=list)
     close: Callable[[], None] = lambda: None
 
@@ -328,7 +331,9 @@ def _image_data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataCon
     context.log.info("image_data_layer.cpp:74", f"A total of {len(files)} images.")
     transform = Transform(layer.transform_param, layer.phase)
     reader = RecordReader(files, partial(decode_listed, layer), layer.image_data_param, transform, context)
-    return _images(layer, reader, str(files.path), shapes, context)
+    source = _images(layer, reader, str(files.path), shapes, context)
+    source.files = files.paths
+    return source
 
 
 def _images(
@@ -354,7 +359,7 @@ def _hdf5_data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataCont
         batch, source.keys = rows.next()
         return [torch.from_numpy(values) for values in batch]
 
-    source = InputLayer(forward, layer.hdf5_data_param.source, rows.files)
+    source = InputLayer(forward, layer.hdf5_data_param.source, lambda: rows.files)
     return source
 
 
