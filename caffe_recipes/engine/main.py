@@ -6,7 +6,6 @@ Flags can be written as for gflags: `-solver X`, `--solver X`, `-solver=X`, `--s
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ from importlib.util import find_spec
 
 from caffe_recipes.engine.communication import AgreedFailure, Ranks, join_ranks, rank_and_size
 from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.heap import keep_large_blocks
 from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.engine.signal_requests import SIGNAL_EFFECTS, SignalRequests
 from caffe_recipes.engine.usage import render_usage
@@ -133,20 +133,6 @@ _ONLY = {
 }
 
 REQUIRED_MODULES = ("torch", "numpy", "cv2", "mpi4py")  # imported only after the flags are checked
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
-
-
-def keep_large_blocks() -> None:
-    """Have glibc's malloc keep what is freed, also of large tensors, for the next iteration.
-
-    By default it goes back to the kernel, which clears it again, page by page, in each iteration.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

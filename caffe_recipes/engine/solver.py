@@ -20,6 +20,7 @@ from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.caffe.text.writer import FLOAT_MAX
 from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log, format_number
+from caffe_recipes.engine.heap import Heap
 from caffe_recipes.engine.memory import is_full
 from caffe_recipes.engine.net import Output, RunnableNet
 from caffe_recipes.engine.nodes import start_outputs, write_outputs
@@ -224,6 +225,7 @@ class Solver:
         self.schedule = RateSchedule(param, log)
         self._ranks, self._requests, self._log = ranks, requests, log
         self._averager = GradientAverager(ranks, net, groups)
+        self._heap = Heap()
         self._smoothed = SmoothedLoss(param.average_loss)
         self._start = 0
         self._stopped = False
@@ -277,6 +279,7 @@ class Solver:
                     "sgd_solver.cpp:219", f"Iteration {self.iteration}, lr = {format_number(rate)}"
                 )
             update(self.groups, param, rate, self.iteration, self._log)
+        self._heap.release_if_grown()
         self.iteration += 1
         if (param.snapshot and self.iteration % param.snapshot == 0) or requests.snapshot:
             self._snapshot()
@@ -303,6 +306,7 @@ class Solver:
             requested, mean = self._reduce_status(failure, loss.item())
             total, requests = float32(total + mean), requests | requested
             self._averager.begin(last)
+            self._heap.release_if_grown()
             if loss.requires_grad:
                 self._backward(loss)
         if loss.is_cuda and self._ranks.size > 1:  # the GPU's time is not that of the exchange

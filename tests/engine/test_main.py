@@ -376,29 +376,6 @@ def test_help_and_version_exit_0(run: Run) -> None:
     assert run("version")[0] == 0
 
 
-FAULTS = """
-import resource
-from caffe_recipes.engine.main import keep_large_blocks
-
-def count_faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        bytes(range(256)) * 300_000
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-before = count_faults()
-keep_large_blocks()
-count_faults()
-print(before, count_faults())
-"""
-
-
-def test_memory_that_is_freed_is_taken_again_without_asking_the_kernel() -> None:
-    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True)
-    before, after = map(int, done.stdout.split())
-    assert after < before / 10
-
-
 def test_flags_are_checked_before_torch_is_imported() -> None:
     code = "import sys, caffe_recipes.engine.main; sys.exit(bool({'torch', 'numpy'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
