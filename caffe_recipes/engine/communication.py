@@ -1,6 +1,6 @@
 """The ranks of a run under mpiexec or torchrun, and their communication.
 
-A launcher passes the rank of each process and their number in environment variables. Failures and the
+Failures and the
 addresses of ranks go by MPI or, under torchrun, through its store; tensors go through torch.distributed,
 by NCCL where each rank has a GPU of its own, and by gloo elsewhere, since torch's wheels have no MPI backend.
 Messages are bytes and JSON: mpi4py's lower-case calls, and torch's for objects, would unpickle, and so
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from itertools import accumulate
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
+from caffe_recipes.engine.launch_variables import find_place
 from caffe_recipes.errors import CaffeRecipesError, RunFailed
 from caffe_recipes.files.pipes import wait_until_read
 from caffe_recipes.wording import describe_count
@@ -34,37 +36,6 @@ class AgreedFailure(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
         self.code, self.text = code, text
-
-
-# Of hydra, Intel MPI and `srun --mpi=pmi2`, and of Open MPI.
-_OF_MPI = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
-_ON_HOST = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
-_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return this process's rank and the number of ranks, from the launcher's environment variables.
-
-    >>> rank_and_size({"PMI_RANK": "3", "PMI_SIZE": "8"}), rank_and_size({})
-    ((3, 8), (0, 1))
-    """
-    for rank, size in (*_OF_MPI, *([_OF_TORCHRUN[:2]] if _is_torchrun(environment) else [])):
-        if rank in environment and size in environment:
-            return int(environment[rank]), int(environment[size])
-    return 0, 1
-
-
-def rank_on_host(environment: Mapping[str, str]) -> int:
-    """Return this process's number among the ranks of its host, from the launcher's environment variables.
-
-    >>> rank_on_host({"MPI_LOCALRANKID": "1"}), rank_on_host({})
-    (1, 0)
-    """
-    return next((int(environment[name]) for name in _ON_HOST if name in environment), 0)
-
-
-def _is_torchrun(environment: Mapping[str, str]) -> bool:
-    return all(environment.get(name) for name in _OF_TORCHRUN)
 
 
 class Ranks:
@@ -154,17 +125,23 @@ class JoinedRanks(Ranks, ABC):
 
 
 class MpiRanks(JoinedRanks):
-    """The ranks of one mpiexec. Raises RunFailed if MPI sees a different number than the launcher started."""
+    """The ranks of one mpiexec.
+
+    Raises AgreedFailure if MPI sees a different number than the launcher started, as all of them do.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
-        from mpi4py import MPI  # calls MPI_Init, which a single process does not need
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of another MPI's launcher: we say it below
+            from mpi4py import MPI  # calls MPI_Init, which a single process does not need
 
         self.rank, self.size = rank, size
         self._world: Any = MPI.COMM_WORLD
         if self._world.size != size:
             what = f"MPI sees {describe_count(self._world.size, 'rank')}, but the launcher started {size}"
-            raise RunFailed("mpiexec", what, "use the mpiexec.hydra that was installed with mpi4py")
+            error = RunFailed("mpiexec", what, "use the mpiexec.hydra that was installed with mpi4py")
+            raise AgreedFailure(error.exit_code, str(error))
         self.entropy = int(self.gather(str(self.entropy))[0])
 
     def gather(self, text: str) -> list[str]:
@@ -224,8 +201,7 @@ class TorchRanks(JoinedRanks):
 
 def join_ranks(environment: Mapping[str, str]) -> Ranks:
     """Return the ranks of this mpiexec or torchrun, or the single rank of a process without one."""
-    rank, size = rank_and_size(environment)
-    if size < 2:
+    place = find_place(environment)
+    if place.size < 2:
         return Ranks()
-    by_mpi = any(name in environment for name, _ in _OF_MPI)
-    return MpiRanks(rank, size) if by_mpi else TorchRanks(rank, size)
+    return (MpiRanks if place.by_mpi else TorchRanks)(place.rank, place.size)

@@ -17,9 +17,10 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from caffe_recipes.engine.communication import AgreedFailure, Ranks, join_ranks, rank_and_size
+from caffe_recipes.engine.communication import AgreedFailure, Ranks, join_ranks
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.heap import keep_large_blocks
+from caffe_recipes.engine.launch_variables import check_store, find_place
 from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.engine.signal_requests import SIGNAL_EFFECTS, SignalRequests
 from caffe_recipes.engine.usage import render_usage
@@ -158,13 +159,16 @@ def _run(words: Sequence[str]) -> int:
         print(render_usage(asked), end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     close_umask()
-    is_rank_0 = rank_and_size(os.environ)[0] == 0
+    is_rank_0 = True
     try:
+        is_rank_0 = find_place(os.environ).rank == 0
         command, flags = parse_flags(words)
         if command not in COMMANDS:
             known = ", ".join(COMMANDS)
             raise InputError("", f"unknown command '{command}'", f"choose from {known}")
         _check_flags(command, flags)
+        if command == "train":
+            check_store(os.environ)
         _check_limits()
         check_modules()
     except CaffeRecipesError as error:
@@ -224,10 +228,10 @@ def _check_flags(command: str, flags: Flags) -> None:
 
 def _train(flags: Flags) -> int:
     """Train. If one rank of an mpiexec fails, all do, and only one of them prints the reason."""
-    rank, ranks = rank_and_size(os.environ)
-    if ranks > 1:
+    place = find_place(os.environ)
+    if place.size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
-    log = Log(enabled=rank == 0)
+    log = Log(enabled=place.rank == 0)
     requests = SignalRequests()
     requests.listen(flags.sigint_effect, flags.sighup_effect)
     world = Ranks()
@@ -237,7 +241,7 @@ def _train(flags: Flags) -> int:
         requests.listen(flags.sigint_effect, flags.sighup_effect)
         _run_training(flags, world, requests, log)
     except AgreedFailure as failure:
-        if rank == 0:
+        if place.rank == 0:
             print(f"caffe-torch: {one_line(failure.text)}", file=sys.stderr, flush=True)
         return failure.code
     except CaffeRecipesError as error:
@@ -276,7 +280,7 @@ def _names(listed: str) -> tuple[str, ...]:
 def _on_rank_0(work: Callable[[Flags, Log], None], flags: Flags) -> int:
     """Do `work` on rank 0, where SIGINT ends it at once, without a traceback: there is nothing to save."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if rank_and_size(os.environ)[0] > 0:
+    if find_place(os.environ).rank > 0:
         return 0
     try:
         work(flags, Log())

@@ -30,7 +30,9 @@ Gather = Callable[[str], list[str]]
 
 # A rank that receives nothing for this long fails, since mpiexec never notices a dead connection.
 _TIMEOUT = timedelta(minutes=30)
-_STORE_TIMEOUT = timedelta(minutes=5)  # of torchrun, which opens it before it starts the ranks
+_STORE_TIMEOUT = timedelta(minutes=5)  # of ranks that meet in a store
+_GREETING_TIMEOUT = timedelta(minutes=1)  # of a store whose port is open; another program may listen there
+_CONNECT_POLL_S = 0.2
 _POLL_S = 0.001
 _SIOCGIFADDR = 0x8915  # the Linux ioctl for an interface's address
 
@@ -78,14 +80,38 @@ class MpiStore(Store):
             time.sleep(_POLL_S)
 
 
-def find_store(rank: int, size: int) -> Store:
-    """Return torchrun's store, whose address is in the environment. Raises RunFailed."""
+def find_store(rank: int, size: int, timeout: timedelta = _STORE_TIMEOUT) -> Store:
+    """Return the store at MASTER_ADDR, which torchrun or rank 0 opens. Raises RunFailed after `timeout`."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        store: Store = next(iter(rendezvous("env://", rank, size, timeout=_STORE_TIMEOUT)))[0]
-    except (RuntimeError, ValueError) as error:
-        what = f"cannot reach torchrun's store: {str(error).partition(chr(10))[0]}"
-        raise RunFailed("torchrun", what, "check MASTER_ADDR and MASTER_PORT") from None
+        if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+            _await_listener(address, port, timeout.total_seconds())
+        else:
+            socket.getaddrinfo(address, port)  # torch would look for a wrong name again and again
+        first = timeout if rank == 0 else min(timeout, _GREETING_TIMEOUT)
+        store: Store = next(iter(rendezvous("env://", rank, size, timeout=first)))[0]
+    except (OSError, RuntimeError) as error:
+        what = f"cannot reach the store at {address}, port {port}: {str(error).partition(chr(10))[0]}"
+        raise RunFailed(f"rank {rank}", what, "check MASTER_ADDR and MASTER_PORT") from None
+    store.set_timeout(timeout)
     return store
+
+
+def _await_listener(address: str, port: int, timeout_s: float) -> None:
+    """Wait until a port is open. Raises OSError.
+
+    torch's own wait is tried again after its end, with a stack trace on stderr.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=timeout_s).close()
+            return
+        except OSError as error:
+            is_wrong = isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
+            if is_wrong or time.monotonic() > until:
+                raise
+        time.sleep(_CONNECT_POLL_S)
 
 
 def join_group(store: Store, rank: int, size: int, gather: Gather, device: str) -> None:

@@ -25,10 +25,11 @@ from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.rates import float32
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.weights import check_weights_files, load_solverstate, load_weights
-from caffe_recipes.engine.communication import Ranks, rank_and_size, rank_on_host
+from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.folded_calls import fold_calls
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.hdf5_output import check_outputs
+from caffe_recipes.engine.launch_variables import find_place, rank_on_host
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.nodes import LayerNode, start_outputs, write_outputs
 from caffe_recipes.engine.operators.data import DataContext
@@ -117,7 +118,7 @@ def find_device(
 
 def _gpu_of_rank(gpus: Sequence[int], asked: str) -> int:
     """Return the GPU of this process, or 0 without one. Raises InputError with fewer processes than GPUs."""
-    _, size = rank_and_size(os.environ)
+    size = find_place(os.environ).size
     if len(gpus) > size:
         what = f"{asked} means {len(gpus)} GPUs, but this is {describe_count(size, 'process', 'processes')}"
         raise InputError("", what, "start one process for each GPU, with mpiexec.hydra or torchrun")

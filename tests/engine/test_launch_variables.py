@@ -1,0 +1,87 @@
+"""The place of a process among the ranks, from the variables of one launcher, of several, and of none."""
+
+from __future__ import annotations
+
+import pytest
+
+from caffe_recipes.engine.launch_variables import RankPlace, check_store, find_place, rank_on_host
+from caffe_recipes.errors import InputError
+
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+STORE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+BY_HAND = {"RANK": "3", "WORLD_SIZE": "8", **STORE}
+TORCHRUN = BY_HAND | {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "3"}
+STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1"}
+SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}
+ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        (HYDRA, RankPlace(1, 2, by_mpi=True)),
+        (OPEN_MPI, RankPlace(2, 4, by_mpi=True)),
+        (TORCHRUN, RankPlace(3, 8)),
+        (BY_HAND, RankPlace(3, 8)),
+        (STEP, RankPlace(1, 3)),
+        (HYDRA | STEP, RankPlace(1, 2, by_mpi=True)),
+        (TORCHRUN | STEP, RankPlace(3, 8)),
+        (TORCHRUN | HYDRA, RankPlace(3, 8)),
+        (TORCHRUN | HYDRA | {"PMI_RANK": "0", "PMI_SIZE": "1"}, RankPlace(3, 8)),
+        (HYDRA | {"RANK": "1", "WORLD_SIZE": "2"}, RankPlace(1, 2, by_mpi=True)),
+        (HYDRA | ALONE, RankPlace(1, 2, by_mpi=True)),
+        (ALONE, RankPlace()),
+        (SCRIPT, RankPlace()),
+        ({"RANK": "3", "PMI_RANK": "x"}, RankPlace()),
+        ({}, RankPlace()),
+    ],
+)
+def test_a_rank_is_that_of_the_innermost_launcher(environment: dict[str, str], place: RankPlace) -> None:
+    assert find_place(environment) == place
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"PMI_RANK": "x", "PMI_SIZE": "2"}, "PMI_RANK: 'x' is not an integer"),
+        ({"PMI_RANK": "5", "PMI_SIZE": "2"}, "PMI_RANK: is 5, but PMI_SIZE is 2; give 0 to 1"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK: is -1, but WORLD_SIZE is 2; give 0 to 1"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE: is 0; give 1 or more"),
+        (HYDRA | BY_HAND, "RANK 3 of WORLD_SIZE 8 contradicts rank 1 of 2 of the MPI launcher; unset RANK"),
+    ],
+)
+def test_variables_that_cannot_be_are_refused(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_place(environment)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "this is one of 2 ranks, but MASTER_ADDR and MASTER_PORT are not set",
+        ),
+        (STEP | {"MASTER_ADDR": "node1"}, "this is one of 3 ranks, but MASTER_PORT is not set"),
+        (BY_HAND | {"MASTER_PORT": "ib0"}, "MASTER_PORT: 'ib0' is not an integer"),
+        (BY_HAND | {"MASTER_PORT": "99999"}, "MASTER_PORT: is 99999; give 1 to 65535"),
+    ],
+)
+def test_ranks_that_cannot_meet_do_not_train_alone(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_store(environment)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("environment", [{}, HYDRA, BY_HAND, STEP | STORE, SCRIPT])
+def test_ranks_that_can_meet_are_not_refused(environment: dict[str, str]) -> None:
+    check_store(environment)
+
+
+def test_a_number_on_its_host_must_be_one() -> None:
+    assert [rank_on_host(of) for of in ({}, HYDRA, TORCHRUN, STEP)] == [0, 1, 3, 1]
+    for wrong in ("x", "-1"):
+        with pytest.raises(InputError):
+            rank_on_host({"LOCAL_RANK": wrong})
