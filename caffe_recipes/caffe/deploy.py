@@ -11,6 +11,7 @@ false. Source: BVLC Caffe, batch_norm_layer.cpp; OpenCV, modules/dnn/src/caffe/c
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +21,15 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layer_types.dimensions import Image, Images, MisfitError, Shape
+from caffe_recipes.caffe.layer_types.normalization import has_own_scale
 from caffe_recipes.caffe.prototxt import LAYER, NO_COMMENTS, Comment
-from caffe_recipes.caffe.shapes import infer_shapes, select_layers
+from caffe_recipes.caffe.shapes import infer_shapes, select_layers, stats_images
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.wording import describe_names, shorten
 
 _PRODUCER = tuple[int, int]  # the index of a layer, and that of its top
 _OWN_FIELDS = ("include", "exclude", "param", "loss_weight", "propagate_down", "phase", "blobs")
-# Fields at any depth that do not change a prediction.
+# Fields at any depth that do not change a prediction. Other fillers tell the kinds of BN apart.
 _IDLE_FIELDS = ("engine", "weight_filler", "bias_filler", "filler")
 
 
@@ -159,6 +161,7 @@ def derive_deploy(
     read = {blob for layer in made.layer for blob in layer.bottom}
     outputs = dict.fromkeys(top for layer in made.layer for top in layer.top if top not in read)
     moved = _move_comments(comments, moves, made)
+    notes += _note_batch_norms(made)
     return Deploy(made, moved, tuple(outputs) or (made.layer[-1].top[0],), tuple(notes), path)
 
 
@@ -239,7 +242,8 @@ def _ends(graph: _Graph, losses: set[int]) -> set[_PRODUCER]:
         if index not in losses and is_label_loss(layer)
         for producer in graph.bottoms[index]
     }
-    for one in graph.unread(others):
+    also = {one for index in losses for one in graph.bottoms[index][1:] if _is_learned(graph, one)}
+    for one in also.union(graph.unread(others)):
         origin = {each for each in graph.ancestors([one]) if each[0] in sources}
         if one not in aside and (inputs is None or origin <= inputs):
             ends.add(one)
@@ -255,6 +259,11 @@ def _ends(graph: _Graph, losses: set[int]) -> set[_PRODUCER]:
     )
 
 
+def _is_learned(graph: _Graph, one: _PRODUCER) -> bool:
+    """Return whether learned layers make a top, which is then no target that a loss compares with."""
+    return any(type_of(graph.layers[index]).learned for index, _ in graph.ancestors([one]))
+
+
 def _add_activation(net: pb.NetParameter, loss: pb.LayerParameter) -> None:
     """Add what a loss applies to its scores, unless it applies nothing or a layer of the net does so."""
     activation = type_of(loss).activation
@@ -263,7 +272,9 @@ def _add_activation(net: pb.NetParameter, loss: pb.LayerParameter) -> None:
     ):
         return
     taken = {name for layer in net.layer for name in (layer.name, *layer.top)}
-    name = next(name for name in ("prob", f"prob_{loss.name}", f"{loss.name}_prob_") if name not in taken)
+    own = f"prob_{loss.name}" if loss.name else "prob"
+    names = itertools.chain(("prob", own), (f"{own}_{number}" for number in itertools.count(2)))
+    name = next(name for name in names if name not in taken)
     made = net.layer.add(name=name, type=activation[0], bottom=[loss.bottom[0]], top=[name])
     if loss.HasField("softmax_param") and loss.softmax_param.HasField("axis"):
         made.softmax_param.axis = loss.softmax_param.axis
@@ -278,9 +289,25 @@ def _add_layer(net: pb.NetParameter, layer: pb.LayerParameter) -> None:
     if any(shared):
         for name in shared:
             made.param.add(name=name) if name else made.param.add()
+    if made.type == "BatchNorm" and has_own_scale(made):  # a filler alone says so, too
+        made.batch_norm_param.scale_bias = True  # type: ignore[attr-defined]
+        made.batch_norm_param.ClearField("scale_filler")
     _clear_idle(made)
     if made.type == "BatchNorm" and not made.batch_norm_param.HasField("use_global_stats"):
         made.batch_norm_param.use_global_stats = True
+
+
+def _note_batch_norms(net: pb.NetParameter) -> list[str]:
+    """Return a note on the layers that normalize by the batch in TEST too, since the net says so."""
+    names = [
+        one.name for one in net.layer if one.type == "BatchNorm" and stats_images(one, pb.TEST) is not None
+    ]
+    if not names:
+        return []
+    what = (
+        f"BatchNorm {describe_names(names)} with use_global_stats: false: a prediction depends on its batch"
+    )
+    return [f"{what}; remove the field to use the statistics in the weights"]
 
 
 def _clear_idle(message: Message) -> None:

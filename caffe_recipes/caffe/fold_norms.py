@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import Deploy
 from caffe_recipes.caffe.prototxt import LAYER
+from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.caffe.weights import blob_shape, blob_values, load_weights
 from caffe_recipes.errors import WeightsError
 
@@ -64,11 +65,16 @@ def _chains(net: pb.NetParameter) -> Iterator[tuple[int, int, int | None]]:
     for conv, layer in enumerate(net.layer):
         if layer.type == "Convolution" and not any(param.name for param in layer.param):
             norm = _only_reader(net, conv)
-            if norm is None or net.layer[norm].type != "BatchNorm":
+            if norm is None or not _uses_statistics(net.layer[norm]):
                 continue
             scale = _only_reader(net, norm)
             is_folded = scale is not None and _scales_channels(net.layer[scale])
             yield conv, norm, scale if is_folded else None
+
+
+def _uses_statistics(layer: pb.LayerParameter) -> bool:
+    """Return whether a layer is a BatchNorm that normalizes by the statistics in its weights."""
+    return layer.type == "BatchNorm" and stats_images(layer, pb.TEST) is None
 
 
 def _scales_channels(layer: pb.LayerParameter) -> bool:

@@ -67,6 +67,17 @@ class CaffeModule(nn.Module):
         return [self.net.shape(index) for index in self.input_indexes]
 
     @property
+    def word_counts(self) -> dict[int, int]:
+        """The number of classes of the inputs that an Embed layer reads as class numbers, by index."""
+        counts: dict[int, int] = {}
+        for node in reversed(self.net.nodes):
+            if node.param.type == "Embed":
+                counts[node.bottoms[0]] = node.param.embed_param.input_dim
+            elif type_of(node.param).is_view and (known := [counts[i] for i in node.tops if i in counts]):
+                counts.update(dict.fromkeys(node.bottoms, min(known)))
+        return {index: counts[index] for index in self.input_indexes if index in counts}
+
+    @property
     def output_shapes(self) -> list[TensorShape]:
         """The shapes of the outputs, for inputs of `input_shapes`."""
         return [self.net.shape(index) for index in self.output_indexes]
@@ -92,7 +103,10 @@ class CaffeModule(nn.Module):
             slots[id(blob)] = holder, name
 
     def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
-        """Return the output, or several by name. Raises DataError for inputs of a shape that does not fit."""
+        """Return the output, or several by name.
+
+        Raises DataError for inputs of a shape that does not fit, or that are not among the words of a layer.
+        """
         values = self.compute(inputs, self.output_indexes)
         made = {
             name: values[index] for name, index in zip(self.output_names, self.output_indexes, strict=True)
@@ -109,7 +123,7 @@ class CaffeModule(nn.Module):
         for call, slots in self._calls:
             if call.node.source is None:
                 xs = [values[index] for index in call.node.bottoms]
-                tops = call.node.forward(xs, self._blobs(call, slots, inputs[0]))
+                tops = self.net.run_layer(call.node, xs, self._blobs(call, slots, inputs[0]))
                 self.net.follow(call.node, tops)
                 values.update(zip(call.tops, tops, strict=True))
                 del xs, tops

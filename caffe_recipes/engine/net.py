@@ -384,7 +384,7 @@ class RunnableNet:
             with self._naming(node):
                 tops = [call.overwriting([xs[place], *xs[:place], *xs[place + 1 :]])]
         else:
-            tops = read.pop(0) if node.source is not None else self._run(node, xs, blobs)
+            tops = read.pop(0) if node.source is not None else self.run_layer(node, xs, blobs)
         self.follow(node, tops)
         for index, top in zip(call.tops, tops, strict=True):
             values[index] = top
@@ -401,7 +401,7 @@ class RunnableNet:
         part = value.sum() if value.dim() else value
         return part if weight == 1 else part * weight
 
-    def _run(self, node: LayerNode, xs: list[Tensor], blobs: list[Tensor]) -> list[Tensor]:
+    def run_layer(self, node: LayerNode, xs: list[Tensor], blobs: list[Tensor]) -> list[Tensor]:
         """Run one layer. Errors name the layer."""
         with self._naming(node):
             return node.forward(xs, blobs)
@@ -435,7 +435,7 @@ class RunnableNet:
         sources = [node for node in self.nodes if node.source is not None]
         start_s = time.perf_counter()
         device = self._context.device
-        made = [self._run(node, [], node.blobs) for node in sources]
+        made = [self.run_layer(node, [], node.blobs) for node in sources]
         self.read_s += time.perf_counter() - start_s
         read = [[top.to(device, non_blocking=True) for top in tops] for tops in made]
         self.fit((node, [tuple(top.shape) for top in tops]) for node, tops in zip(sources, read, strict=True))

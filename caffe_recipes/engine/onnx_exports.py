@@ -104,17 +104,22 @@ def _difference(values: ImageValues, wanted: ImageValues, where: str) -> float:
 def _random_inputs(
     module: CaffeModule, transform: pb.TransformationParameter, more: int
 ) -> list[ImageValues]:
-    """Return inputs with `more` images than the net was written for: pixels, or fractions of 1."""
-    random = np.random.default_rng(more)
+    """Return inputs with `more` images than the net was written for: pixels, words, or fractions of 1."""
+    random, words = np.random.default_rng(more), module.word_counts
     return [
-        _random_input(random, (shape[0] + more, *shape[1:]) if more else shape, transform)
-        for shape in module.input_shapes
+        _random_input(random, (shape[0] + more, *shape[1:]) if more else shape, words.get(index), transform)
+        for index, shape in zip(module.input_indexes, module.input_shapes, strict=True)
     ]
 
 
 def _random_input(
-    random: np.random.Generator, shape: TensorShape, transform: pb.TransformationParameter
+    random: np.random.Generator,
+    shape: TensorShape,
+    words: int | None,
+    transform: pb.TransformationParameter,
 ) -> ImageValues:
+    if words is not None:
+        return random.integers(words, size=shape).astype(np.float32)
     if len(shape) != 4:
         return random.random(shape, np.float32)
     pixels = random.uniform(0, 255, shape).astype(np.float32)

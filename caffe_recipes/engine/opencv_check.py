@@ -67,7 +67,13 @@ def _compare(net: pb.NetParameter, weights: pb.NetParameter, path: str) -> float
             raise error.reworded(where=path) from None
         module = build_module(own, weights, path, path)
         random = np.random.default_rng(0)
-        inputs = [random.standard_normal(shape, np.float32) for shape in module.input_shapes]
+        words = module.word_counts
+        inputs = [
+            random.integers(words[index], size=shape).astype(np.float32)
+            if index in words
+            else random.standard_normal(shape, np.float32)
+            for index, shape in zip(module.input_indexes, module.input_shapes, strict=True)
+        ]
         with torch.no_grad():
             given = [torch.from_numpy(each) for each in inputs]
             values = module.compute(given, module.output_indexes)
@@ -106,7 +112,7 @@ def make_weights(net: pb.NetParameter) -> pb.NetParameter:
         layer = weights.layer.add(name=one.layer.name, type=one.layer.type)
         for shape in one.learned or ():
             dims = [dim or 1 for dim in shape]
-            if len(dims) > 1:
+            if max(dims, default=1) < np.prod(dims):  # not one value per channel, such as 1xCx1x1
                 values = random.standard_normal(dims) * (2 / np.prod(dims[1:])) ** 0.5
             else:
                 values = random.uniform(0.5, 1.5, dims)

@@ -70,13 +70,14 @@ class TimedNet(RunnableNet):
         self._hooked = frozenset()
         return super().forward()
 
-    def _run(self, node: LayerNode, xs: list[Tensor], blobs: list[Tensor]) -> list[Tensor]:
+    def run_layer(self, node: LayerNode, xs: list[Tensor], blobs: list[Tensor]) -> list[Tensor]:
+        """Run one layer, and note how long it takes."""
         times, name = self.times, node.param.name
         if times is None:
             with record_function(name):  # named in a trace
-                return super()._run(node, xs, blobs)
+                return super().run_layer(node, xs, blobs)
         start_s = times.now_s()
-        tops = super()._run(node, xs, blobs)
+        tops = super().run_layer(node, xs, blobs)
         times.forward_s[name] += times.now_s() - start_s
         for top in tops:
             # A Split passes its bottom on; the time is that of the layer which computed it.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import DeployOptions, derive_deploy
+from caffe_recipes.caffe.dialects.schema import parse_lenient
+from caffe_recipes.caffe.layer_types.normalization import has_own_scale
 from caffe_recipes.caffe.prototxt import parse_document, render_checked
 from caffe_recipes.errors import InputError, PrototxtError
 
@@ -172,3 +176,50 @@ def test_a_second_top_of_unknown_size_is_not_asked_of_the_option_for_images() ->
     hint = "the size of 'label' .* is not known; make it an Input layer with the shapes of its tops"
     with pytest.raises(InputError, match=hint):
         derive(second, DeployOptions())
+
+
+def test_losses_without_names_each_leave_a_prediction_of_its_own_name() -> None:
+    loss = 'layer { type: "SigmoidCrossEntropyLoss" bottom: "aux" bottom: "label" top: "l%d" }\n'
+    fc = 'layer { name: "fc%d" type: "InnerProduct" bottom: "fc" top: "fc%d"'
+    fc += " inner_product_param { num_output: 3 } }\n"
+    net = NET[: NET.index('layer { name: "loss"')].replace("loss_weight: 0.3", "")
+    net += "".join(fc % (n, n) + loss.replace("aux", f"fc{n}") % n for n in range(4))
+    _, outputs, _ = derive(net, DeployOptions())
+    assert outputs == ("prob", "prob_2", "prob_3", "prob_4", "prob_5")
+
+
+def test_all_that_a_loss_compares_stays_if_learned_layers_make_it() -> None:
+    contrast = """layer { name: "fc2" type: "InnerProduct" bottom: "data" top: "fc2"
+      inner_product_param { num_output: 3 } }
+    layer { name: "loss" type: "ContrastiveLoss" bottom: "fc" bottom: "fc2" bottom: "label" top: "loss" }"""
+    end = NET.index('layer { name: "loss"')
+    assert derive(NET[:end] + contrast, DeployOptions())[1] == ("fc", "fc2")
+    copy = """layer { name: "copy" type: "Flatten" bottom: "data" top: "copy" }
+    layer { name: "loss" type: "EuclideanLoss" bottom: "fc" bottom: "copy" top: "loss" }"""
+    assert derive(NET[:end] + copy, DeployOptions())[1] == ("fc",)
+
+
+def test_batch_norms_that_normalize_by_the_batch_are_reported() -> None:
+    written = NET.replace(
+        'top: "conv1" param { lr_mult: 0 }', 'top: "conv1" batch_norm_param { use_global_stats: false }'
+    )
+    text, _, notes = derive(written, DeployOptions())
+    assert "use_global_stats: false" in text
+    assert notes[-1] == (
+        "BatchNorm bn1 with use_global_stats: false: a prediction depends on its batch; "
+        "remove the field to use the statistics in the weights"
+    )
+
+
+def test_a_batch_norm_that_scales_by_itself_says_so_without_its_fillers() -> None:
+    norm = "batch_norm_param { bias_filler { value: 0 } %s }"
+    for more in ("", "scale_filler { value: 1 }"):
+        text = NET.replace('top: "conv1" param { lr_mult: 0 }', f'top: "conv1" {norm % more}')
+        message: Any = parse_lenient(text + _NVCAFFE, "net.prototxt").message
+        made = derive_deploy(message).net
+        assert has_own_scale(made.layer[2])
+        assert "filler" not in render_checked(made, {})
+
+
+# a layer that only nvcaffe has, so that the net is read as one of any Caffe
+_NVCAFFE = 'layer { name: "end" type: "Silence" bottom: "label" forward_type: FLOAT16 }'

@@ -58,3 +58,14 @@ def test_weights_that_lack_a_folded_layer_are_refused(tmp_path: Path) -> None:
     save_message(weights, tmp_path / "n.caffemodel")
     with pytest.raises(WeightsError, match="has no layer 'b'; give the weights of this net"):
         fold_file(derive_deploy(parse_prototxt(NET, pb.NetParameter)), tmp_path / "n.caffemodel")
+
+
+def test_a_batch_norm_that_normalizes_by_the_batch_stays(tmp_path: Path) -> None:
+    text = NET.replace(
+        'bottom: "c" top: "c" }', 'bottom: "c" top: "c" batch_norm_param { use_global_stats: false } }', 1
+    )
+    save_message(random_weights(), tmp_path / "n.caffemodel")
+    folded, new = fold_file(derive_deploy(parse_prototxt(text, pb.NetParameter)), tmp_path / "n.caffemodel")
+    assert [layer.name for layer in folded.net.layer] == ["data", "c", "b", "s", "p"]
+    assert [layer.name for layer in new.layer] == ["c", "b", "s"]
+    assert new.layer[0] == random_weights().layer[1]

@@ -201,3 +201,19 @@ def test_a_bn_with_moving_averages_has_them_as_running_statistics(tmp_path: Path
     wanted = (x - mean) / (variance + 1e-5).sqrt() * scale + shift
     with torch.no_grad():
         assert torch.allclose(module(x), wanted, atol=1e-5)
+
+
+WORDS = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 1 dim: 5 dim: 1 } } }
+layer { name: "flat" type: "Flatten" bottom: "data" top: "flat" }
+layer { name: "embed" type: "Embed" bottom: "flat" top: "embed"
+  embed_param { input_dim: 7 num_output: 3 bias_term: false } }
+"""
+
+
+def test_words_that_a_layer_does_not_have_are_one_line(tmp_path: Path) -> None:
+    module = load_module(*write_net(tmp_path, WORDS))
+    assert list(module.word_counts.values()) == [7]
+    assert module(torch.full((2, 1, 5, 1), 6.0)).shape == (2, 5, 3)
+    with pytest.raises(DataError, match="layer 'embed': index 7 is not one of 0 to 6"):
+        module(torch.full((2, 1, 5, 1), 7.0))

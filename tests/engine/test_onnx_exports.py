@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from caffe_recipes.errors import CheckFailed
-from tests.engine.test_module import NET
+from tests.engine.test_module import NET, WORDS
 from tests.engine.test_state_files import model_in
 from tests.extras import needs_onnx
 
@@ -54,3 +54,10 @@ def test_a_net_whose_output_is_not_finite_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="has values that are not finite"):
         export_onnx(model_in(tmp_path, text), [], tmp_path / "a.onnx")
     assert not (tmp_path / "a.onnx").exists()
+
+
+def test_inputs_that_are_words_are_compared_on_words(tmp_path: Path) -> None:
+    from caffe_recipes.engine.onnx_exports import export_onnx
+
+    line = export_onnx(model_in(tmp_path, WORDS), [], tmp_path / "a.onnx")
+    assert line.startswith("a batch of any size; onnxruntime agrees")

@@ -8,10 +8,12 @@ import pytest
 
 from caffe_recipes.caffe.deploy import Deploy
 from caffe_recipes.caffe.opencv_nets import rewrite_for_opencv
+from caffe_recipes.caffe.weights import blob_values
 from caffe_recipes.engine import opencv_check
-from caffe_recipes.engine.opencv_check import compare_opencv
+from caffe_recipes.engine.opencv_check import compare_opencv, make_weights
 from caffe_recipes.engine.settings import load_net
 from caffe_recipes.errors import InputError
+from tests.engine.test_module import WORDS
 
 INPUT = """layer { name: "data" type: "Input" top: "data"
   input_param { shape { dim: 1 dim: 4 dim: 6 dim: 7 } } }
@@ -71,3 +73,21 @@ def test_what_it_lacks_or_reads_wrong_is_one_line(tmp_path: Path, text: str, wha
     with pytest.raises(InputError, match=what) as caught:
         compare(tmp_path, layer(text))
     assert caught.value.where.startswith("n.prototxt")
+
+
+def test_made_up_weights_have_positive_variances_in_any_shape(tmp_path: Path) -> None:
+    (tmp_path / "n.prototxt").write_text(
+        INPUT
+        + layer('type: "BN" bn_param { slope_filler { } }')
+        + 'layer { name: "c" type: "Convolution" bottom: "y" top: "c"'
+        " convolution_param { num_output: 2 kernel_size: 3 } }"
+    )
+    norm, conv = make_weights(load_net(str(tmp_path / "n.prototxt"))).layer[1:3]
+    assert all(min(blob_values(blob)) >= 0.5 for blob in norm.blobs)
+    assert min(blob_values(conv.blobs[0])) < 0
+
+
+def test_words_are_compared_on_words(tmp_path: Path) -> None:
+    (tmp_path / "n.prototxt").write_text(WORDS)
+    with pytest.raises(InputError, match="OpenCV cannot run this net"):
+        compare_opencv(load_net(str(tmp_path / "n.prototxt")), None, "n.prototxt")
