@@ -32,6 +32,9 @@ def find_filler_refusals(filler: pb.FillerParameter) -> Iterator[Refusal]:
     if filler.type == "gaussian" and not filler.std > 0:
         what = f"has a gaussian filler of std {filler.std:g}"
         yield Refusal("filler-range", "std", what, "Caffe aborts: Check failed: sigma > 0", "std: 0.01")
+    if filler.type == "msra" and not filler.scale > 0:
+        what = f"has an msra filler of scale {filler.scale:g}"
+        yield Refusal("filler-range", "scale", what, "Caffe aborts: Check failed: sigma > 0", "scale: 1")
     if filler.type == "uniform" and not filler.min <= filler.max:
         what = f"has a uniform filler from {filler.min:g} to {filler.max:g}"
         yield Refusal("filler-range", "min", what, "Caffe aborts: Check failed: a <= b", "give min below max")

@@ -23,8 +23,6 @@ def fill(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None
         raise InputError(f"filler '{filler.type}'", "is unknown, or not supported", f"choose from {known}")
     for refusal in find_filler_refusals(filler):
         raise InputError(f"filler '{filler.type}'", refusal.what, refusal.write)
-    if filler.scale != 1:
-        raise InputError(f"filler '{filler.type}'", "scale is not supported", "remove it")
     with torch.no_grad():
         FILLERS[filler.type](blob, filler, generator)
 
@@ -68,7 +66,8 @@ def _xavier(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> N
 
 
 def _msra(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
-    blob.normal_(0, math.sqrt(2 / fan(tuple(blob.shape), filler.variance_norm)), generator=generator)
+    deviation = filler.scale * math.sqrt(2 / fan(tuple(blob.shape), filler.variance_norm))
+    blob.normal_(0, deviation, generator=generator)
 
 
 def _bilinear(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:

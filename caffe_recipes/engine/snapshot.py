@@ -214,9 +214,20 @@ def _check_shape(path: str, net: str, where: str, wanted: Sequence[int], blob: p
 
 
 @torch.no_grad()
-def copy_history(net: RunnableNet, groups: Sequence[ParamGroup], state: pb.SolverState, path: str) -> None:
-    """Copy the history of a solverstate. Raises WeightsError if it belongs to another net or solver type."""
+def copy_history(
+    net: RunnableNet,
+    groups: Sequence[ParamGroup],
+    solver: pb.SolverParameter,
+    state: pb.SolverState,
+    path: str,
+) -> None:
+    """Copy the history of a solverstate. Raises WeightsError if it belongs to another net or solver type.
+
+    Caffe writes no velocity for RMSProp, which therefore restarts at 0.
+    """
     mine = _history_blobs(net, groups)
+    if solver.type == "RMSProp" and len(state.history) == len(net.params):
+        mine = mine[: len(net.params)]
     if len(mine) != len(state.history):
         blobs = describe_count(len(state.history), "blob")
         what = f"has {blobs} of history, but this net and solver need {len(mine)}"

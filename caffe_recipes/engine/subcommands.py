@@ -212,7 +212,7 @@ def _load_start(solver: Solver, start: StartPoint, log: Log) -> None:
         snapshot = {state.learned_net: _load(solver, state.learned_net, (), log)}
         check_complete(solver.net, snapshot, "resume with the net that wrote the snapshot")
         log.info("sgd_solver.cpp:808", f"{solver.param.type}Solver: restoring history")
-        copy_history(solver.net, solver.groups, state, start.snapshot)
+        copy_history(solver.net, solver.groups, solver.param, state, start.snapshot)
         solver.iteration = state.iter
         solver.schedule.resume(state)
     trained, layers_by_file, new = solver.net.blobs(), dict[str, list[str]](), start.new_layers

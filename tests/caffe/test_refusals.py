@@ -55,6 +55,8 @@ def test_an_unknown_engine_stops_the_types_that_read_theirs_and_no_others() -> N
         (pb.FillerParameter(type="gaussian", std=0), ["filler-range"]),
         (pb.FillerParameter(type="gaussian", std=float("nan")), ["filler-range"]),
         (pb.FillerParameter(type="gaussian", sparse=-2), ["filler-sparse"]),
+        (pb.FillerParameter(type="msra", scale=0), ["filler-range"]),
+        (pb.FillerParameter(type="xavier", scale=0), []),
         (pb.FillerParameter(type="uniform", min=1, max=0), ["filler-range"]),
         (pb.FillerParameter(type="xavier", sparse=2), ["filler-sparse"]),
         (pb.FillerParameter(type="gaussian", sparse=2), []),

@@ -262,6 +262,12 @@ def test_msra_is_gaussian_with_the_variance_of_2_over_the_fan() -> None:
         assert np.abs(values).max() > 3 * values.std()
 
 
+def test_the_scale_of_a_filler_widens_msra_and_no_other() -> None:
+    wide = filled(SHAPE, 'type: "msra" scale: 3')
+    assert wide == pytest.approx(3 * filled(SHAPE, 'type: "msra"'), rel=1e-5)
+    assert (filled(SHAPE, 'type: "xavier" scale: 3') == filled(SHAPE, 'type: "xavier"')).all()
+
+
 def test_the_simple_fillers() -> None:
     assert (filled((3, 2), "value: 7") == 7).all()
     values = filled((100, 100), 'type: "uniform" min: -2 max: 4')

@@ -350,7 +350,8 @@ ROWS = [
     *(
         Row(
             'type: "ContrastiveLoss" '
-            f"contrastive_loss_param {{ margin: 3 legacy_version: {str(legacy).lower()} }}",
+            f"contrastive_loss_param {{ margin: 3 legacy_version: {str(legacy).lower()} }} "
+            "loss_param { normalization: NONE }",  # which it does not read
             [noise(5, 3), noise(5, 3, seed=1), np.array([1, 0, 1, 0, 0.0])],
             contrastive(legacy),
             constant=[2],

@@ -168,6 +168,26 @@ def test_rules_with_two_histories_resume_too(case: Path, run: Run, change: Chang
     assert weights(case / "run_iter_6.caffemodel") == pytest.approx(through, abs=1e-6)
 
 
+def test_the_state_that_caffe_writes_for_rmsprop_has_no_velocity_which_restarts(
+    case: Path, run: Run, change: Change
+) -> None:
+    settings = 'max_iter: 6 snapshot: 3 momentum: 0.9 delta: 0.001 base_lr: 0.01 type: "RMSProp"'
+    change(case / "solver.prototxt", ("max_iter: 6", settings), ("base_lr: 0.1\n", ""))
+    train(run)
+    state = pb.SolverState.FromString((case / "run_iter_3.solverstate").read_bytes())
+    results = []
+    for velocities in (
+        [],
+        [pb.BlobProto(shape=blob.shape, data=[0] * len(blob.data)) for blob in state.history[2:]],
+    ):
+        del state.history[2:]
+        state.history.extend(velocities)
+        (case / "run_iter_3.solverstate").write_bytes(state.SerializeToString())
+        train(run, "-snapshot", "run_iter_3.solverstate")
+        results.append(weights(case / "run_iter_6.caffemodel"))
+    assert results[0] == pytest.approx(results[1], abs=1e-7)
+
+
 def test_a_solverstate_of_another_type_is_refused(case: Path, run: Run, change: Change) -> None:
     train(run)
     change(case / "solver.prototxt", ("max_iter: 6", 'max_iter: 9 type: "Adam" momentum: 0.9'))

@@ -296,7 +296,7 @@ def _smooth_l1_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """
     squared = layer.smooth_l1_loss_param.sigma**2
     bound = 1 / squared if squared else math.inf  # as in Caffe, whose loss is then 0
-    items = _pairs(layer, shapes)
+    items = 1 if layer.loss_param.normalization == pb.LossParameter.NONE else shapes.bottoms[0][0]
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         difference = xs[0].reshape(-1) - xs[1].reshape(-1)
@@ -307,11 +307,6 @@ def _smooth_l1_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
         return [(xs[3].detach().reshape(-1) * errors if len(xs) == 4 else errors).sum() / items]
 
     return forward
-
-
-def _pairs(layer: pb.LayerParameter, shapes: TensorShapes) -> int:
-    """Return what a loss over pairs is divided by: their number, or 1 with `normalization: NONE`."""
-    return 1 if layer.loss_param.normalization == pb.LossParameter.NONE else shapes.bottoms[0][0]
 
 
 def _infogain_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
@@ -342,8 +337,7 @@ def _contrastive_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward
     The third bottom is 0 for pairs that are not similar. With `legacy_version`, their loss is
     max(0, margin - d^2).
     """
-    param, items = layer.contrastive_loss_param, _pairs(layer, shapes)
-    rows = shapes.bottoms[0][0]
+    param, rows = layer.contrastive_loss_param, shapes.bottoms[0][0]
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         difference = (xs[0] - xs[1]).reshape(rows, -1)
@@ -358,7 +352,7 @@ def _contrastive_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward
             slope = torch.where(similar, 1.0, -short / (distance + 1e-4))
             value = torch.where(similar, square.detach(), short * short)
             losses = value + slope * (square - square.detach())
-        return [losses.sum() / items / 2]
+        return [losses.sum() / rows / 2]
 
     return forward
 

@@ -57,12 +57,12 @@ def filler_fields(layer: pb.LayerParameter) -> Iterator[tuple[str, pb.FillerPara
                 yield from ((f"{path}[{i}]", each) for i, each in enumerate(filler))
 
 
-# The fields that each filler reads. Intel's engines also read `scale`.
+# The fields that each filler reads; the `scale` of msra is Intel's.
 FILLERS = {
     "bilinear": (),
     "constant": ("value",),
     "gaussian": ("mean", "std", "sparse"),
-    "msra": ("variance_norm",),
+    "msra": ("variance_norm", "scale"),
     "positive_unitball": (),
     "uniform": ("min", "max"),
     "xavier": ("variance_norm",),

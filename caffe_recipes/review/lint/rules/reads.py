@@ -114,7 +114,7 @@ _UNREAD_FIELDS: tuple[UnreadField, ...] = (
     ),
 )
 # `caffe.refusals` reports `sparse` in a filler that is not gaussian.
-_ALWAYS_READ = frozenset(("type", "scale", "sparse"))
+_ALWAYS_READ = frozenset(("type", "sparse"))
 
 
 @read_rule(

@@ -49,7 +49,9 @@ _CPU_ONLY_REFUSALS = frozenset(("engine-unknown", "pooling-stochastic"))
     "a number of propagate_down fields that differs from the number of bottoms",
 )
 @refusal_rule("engine-unknown", "error", "an engine that this Caffe does not have, or has for GPUs only")
-@refusal_rule("filler-range", "error", "a filler whose std is not above 0, or whose min is above its max")
+@refusal_rule(
+    "filler-range", "error", "a filler whose std or scale is not above 0, or whose min is above its max"
+)
 @refusal_rule("filler-sparse", "error", "sparse below 0, or in a filler that is not gaussian")
 def check_refusals(view: NetView) -> Iterator[Finding]:
     """Check each layer in the file for errors at which Caffe would abort."""
