@@ -64,7 +64,7 @@ def mvn(across: bool, variance: bool) -> Reference:
 def normalize(across: bool) -> Reference:
     def expected(x: Array, scale: Array) -> Array:
         lengths = np.sqrt((x * x).sum((1, 2, 3) if across else 1, keepdims=True) + 1e-10)
-        y: Array = x / lengths * (scale if scale.ndim == 0 else scale[:, None, None])
+        y: Array = x / lengths * scale
         return y
 
     return expected
@@ -100,6 +100,21 @@ def pool(x: Array, kernel: int, stride: int, pad: int, is_max: bool) -> tuple[Ar
         best = places[int(np.argmax(values))]
         mask[at] = best[0] * w + best[1]
     return y, mask
+
+
+def average_of_large_windows(pad: int) -> Reference:
+    """Cubes of 3, or 4 with a pad of 1, and stride 2, clipped to the padded input."""
+
+    def expected(x: Array) -> Array:
+        padded = np.pad(x, ((0, 0), (0, 0), *[(pad, pad)] * 3))
+        kernel = 3 + pad
+        starts = range(0, 1 + 2 * pad, 2)
+        parts = [
+            padded[:, :, :kernel, at : at + kernel, :kernel].mean((2, 3, 4), keepdims=True) for at in starts
+        ]
+        return np.concatenate(parts, 3)
+
+    return expected
 
 
 def segnet_bn(x: Array, scale: Array, shift: Array) -> tuple[Array, Array, Array]:
@@ -187,7 +202,9 @@ def smooth_l1(a: Array, b: Array, inside: Array | float = 1.0, outside: Array | 
 
 
 def infogain(p: Array, labels: Array, matrix: Array) -> Array:
-    losses = [-(matrix[int(k)] * np.log(np.maximum(q, 1e-20))).sum() for q, k in zip(p, labels, strict=True)]
+    losses = [
+        -(matrix[0, 0, int(k)] * np.log(np.maximum(q, 1e-20))).sum() for q, k in zip(p, labels, strict=True)
+    ]
     return np.array(sum(losses) / len(p))
 
 
@@ -247,13 +264,19 @@ PLANAR = noise(2, 2, 3, 5)
 ROWS = [
     Row('type: "MVN"', [PLANAR], mvn(False, True)),
     Row('type: "MVN" mvn_param { across_channels: true }', [PLANAR], mvn(True, True)),
+    Row('type: "MVN"', [noise(2, 3, 5)], lambda x: np.asarray(mvn(False, True)(x))[..., None]),
+    Row('type: "Exp" exp_param { base: 1 }', [noise(3)], np.ones_like),
+    *(
+        Row(
+            f'type: "Pooling" pooling_param {{ pool: AVE kernel_size: {3 + pad} stride: 2 pad: {pad} }}',
+            [noise(1, 2, 2, 3, 2)],
+            average_of_large_windows(pad),
+        )
+        for pad in (0, 1)
+    ),
     Row('type: "MVN" mvn_param { normalize_variance: false }', [PLANAR], mvn(False, False)),
     Row('type: "Normalize"', [PLANAR], normalize(True)),
-    Row(
-        'type: "Normalize" norm_param { across_spatial: false channel_shared: false }',
-        [PLANAR],
-        normalize(False),
-    ),
+    Row('type: "Normalize" norm_param { across_spatial: false }', [PLANAR], normalize(False)),
     Row('type: "Tile" tile_param { axis: 1 tiles: 3 }', [PLANAR], lambda x: np.tile(x, (1, 3, 1, 1))),
     Row(
         'type: "BatchReindex"',
@@ -346,7 +369,7 @@ ROWS = [
         [noise(3, 5), noise(3, 5, seed=1)],
         lambda a, b: 0 * (a - b).sum(),
     ),
-    Row('type: "InfogainLoss"', [PROBABILITIES, LABELS, noise(4, 4)], infogain, constant=[1, 2]),
+    Row('type: "InfogainLoss"', [PROBABILITIES, LABELS, noise(1, 1, 4, 4)], infogain, constant=[1, 2]),
     *(
         Row(
             'type: "ContrastiveLoss" '
@@ -363,8 +386,8 @@ ROWS = [
         'type: "LSTM" recurrent_param { num_output: 2 expose_hidden: true }',
         [noise(4, 3, 5), CONT, noise(3, 7), noise(1, 3, 2), noise(1, 3, 2, seed=1)],
         lstm,
-        tops=3,
-        constant=[1],
+        tops=3,  # of which the states pass no gradient on
+        constant=[1, 3, 4],
     ),
     *(
         Row(

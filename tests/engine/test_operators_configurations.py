@@ -451,6 +451,7 @@ NORMS = [
             f"norm_param {{ across_spatial: {spatial} channel_shared: {shared} }}",
             "nchw",
             lambda x, scale, s=spatial: by_lengths(x, scale, s == "true"),
+            has_backward=shared == "true",  # the other gradient: tests/engine/operators/test_normalization.py
         )
         for spatial, shared in product(("true", "false"), repeat=2)
     ),

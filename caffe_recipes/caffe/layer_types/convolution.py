@@ -97,6 +97,8 @@ def _im2col(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Lay out each window as a column of channels x kernel values."""
     param, bottom = layer.convolution_param, bottoms[0]
     channel, kernel, axes = _slide(param, bottom)
+    if not axes:
+        raise MisfitError("needs a bottom with axes after its channels")
     sizes = [conv_size(*axis) for axis in axes]
     return [(*bottom[:channel], product([bottom[channel], *kernel]), *sizes)], []
 

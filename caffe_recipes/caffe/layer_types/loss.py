@@ -85,12 +85,13 @@ def _label_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     if product(bottoms[1][1:]) not in (1, None):
         raise MisfitError("needs one label per image")
     classes = product(bottoms[0][1:])
-    if (
-        len(bottoms) > 2
-        and None not in (classes, product(bottoms[2]))
-        and (product(bottoms[2]) != product([classes, classes]))
-    ):
-        raise MisfitError(f"needs a matrix of {classes} x {classes} as its third bottom")
+    if len(bottoms) > 2:
+        matrix = (*bottoms[2], *[1] * (4 - len(bottoms[2])))
+        if len(matrix) > 4 or any(
+            None not in (given, wanted) and given != wanted
+            for given, wanted in zip(matrix, (1, 1, classes, classes), strict=True)
+        ):
+            raise MisfitError(f"needs a matrix of 1 x 1 x {classes} x {classes} as its third bottom")
     return [SCALAR], []
 
 

@@ -16,7 +16,7 @@ from caffe_recipes.caffe.layer_types.dimensions import (
     Shapes,
     canonical_axis,
 )
-from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Result, keep_shape, own_fillers, per_value
+from caffe_recipes.caffe.layer_types.entry import Bound, LayerType, Result, own_fillers, per_value
 
 
 def _batch_norm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -44,9 +44,16 @@ def _lrn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [bottoms[0]], []
 
 
+def _mvn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Return four axes: Caffe adds those that the bottom lacks."""
+    if len(bottoms[0]) > 4:
+        raise MisfitError("needs a bottom with at most 4 axes")
+    return [(*bottoms[0], *[1] * (4 - len(bottoms[0])))], []
+
+
 def _normalize(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    if len(bottoms[0]) < 2:
-        raise MisfitError("needs a bottom with at least 2 axes")
+    if not 2 <= len(bottoms[0]) <= 4:
+        raise MisfitError("needs a bottom with 2 to 4 axes")
     return [bottoms[0]], [SCALAR if layer.norm_param.channel_shared else (bottoms[0][1],)]
 
 
@@ -221,7 +228,7 @@ TYPES = (
     ),
     LayerType(
         "MVN",
-        shapes=keep_shape,
+        shapes=_mvn,
         in_place=True,
         loses_bottom=lambda layer: layer.mvn_param.normalize_variance,
         operations=lambda found, phase: per_value(found, 2 + found.layer.mvn_param.normalize_variance),

@@ -38,6 +38,8 @@ def _pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     size = bottom[channel + 1 :]
     if len(size) not in _POOLED_AXES:
         raise MisfitError("needs 2 or 3 axes after the channels")
+    if len(size) == 2 and len(bottom) != 4:
+        raise MisfitError("needs a bottom with 4 axes")
     if param.global_pooling:
         pooled: list[Dim] = [1] * len(size)
     else:
@@ -46,6 +48,11 @@ def _pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
             if around >= width:
                 raise MisfitError(f"has pad {around}, not smaller than its kernel_size {width}")
         is_floor = rounds_down(param)
+        # Caffe drops windows beyond the input only with padding, or of one value.
+        if not (is_floor or any(pad) or (len(size) == 2 and 1 in kernel)):
+            for side, width, step in zip(size, kernel, stride, strict=True):
+                if side is not None and -(-(side - width) // step) * step >= side:
+                    raise MisfitError(f"has stride {step}, with which its last window would be empty")
         pooled = [pool_size(*of, is_floor=is_floor) for of in zip(size, kernel, stride, pad, strict=True)]
     return [(*bottom[: channel + 1], *pooled)] * (2 if param.pool == param.MAX else 1), []
 

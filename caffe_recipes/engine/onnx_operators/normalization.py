@@ -47,7 +47,7 @@ def _lrn(site: Site) -> list[str]:
 
 
 def _mvn(site: Site) -> list[str]:
-    param, shape = site.layer.mvn_param, site.shapes.bottoms[0]
+    param, shape = site.layer.mvn_param, site.shapes.tops[0]
     rows = shape[:1] if param.across_channels else shape[:2]
     x = site.reshape(site.xs[0], (*rows, -1) if -1 not in rows else (0, *rows[1:], _rest(shape, len(rows))))
     last = site.integers(-1)

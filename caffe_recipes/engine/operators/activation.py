@@ -52,23 +52,19 @@ def _power(layer: pb.LayerParameter) -> _Function:
 def _exp(layer: pb.LayerParameter) -> _Function:
     """base ^ (shift + scale * x); base -1 means e."""
     param = layer.exp_param
-    factor = _log_of_base(layer, param.base)
+    factor = _log_of_base(param.base)
     return lambda x: torch.exp((param.shift + param.scale * x) * factor)
 
 
 def _log(layer: pb.LayerParameter) -> _Function:
     """log_base(shift + scale * x); base -1 means e."""
     param = layer.log_param
-    factor = _log_of_base(layer, param.base)
+    factor = _log_of_base(param.base)
     return lambda x: torch.log(param.shift + param.scale * x) / factor
 
 
-def _log_of_base(layer: pb.LayerParameter, base: float) -> float:
-    if base == -1:
-        return 1.0
-    if base <= 0 or base == 1:
-        raise layer_error(layer, f"base is {base:g}", "give a base above 0 that is not 1, or -1 for e")
-    return math.log(base)
+def _log_of_base(base: float) -> float:
+    return 1.0 if base == -1 else math.log(base)
 
 
 def _dropout(layer: pb.LayerParameter) -> _Function:

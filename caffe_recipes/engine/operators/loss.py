@@ -24,27 +24,27 @@ class _SoftmaxLosses(torch.autograd.Function):
     """-log softmax(row)[label] of each row of logits.
 
     As in Caffe, the loss clamps the probability and ignores label smoothing, while the gradient does not
-    clamp and applies the smoothing.
+    clamp and applies the smoothing, over `count` numbers: the scores of a whole image.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float, count: int) -> Tensor:  # noqa: ANN401
         probabilities = torch.softmax(logits, 1)
         ctx.save_for_backward(probabilities, labels)
-        ctx.smoothing = smoothing
+        ctx.smoothing, ctx.count = smoothing, count
         return probabilities.gather(1, labels[:, None]).squeeze(1).clamp_(FLT_MIN, 1).log_().neg_()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
         probabilities, labels = ctx.saved_tensors
-        true, other = 1 - ctx.smoothing, ctx.smoothing / probabilities.shape[1]
+        true, other = 1 - ctx.smoothing, ctx.smoothing / ctx.count
         if ctx.smoothing:
-            total = true + (probabilities.shape[1] - 1) * other
+            total = true + (ctx.count - 1) * other
             slope = probabilities * total - other
         else:
             slope = probabilities.clone()
         slope.scatter_add_(1, labels[:, None], slope.new_full((len(labels), 1), other - true))
-        return slope.mul_(grads[0][:, None]), None, None
+        return slope.mul_(grads[0][:, None]), None, None, None
 
 
 def _as_rows(x: Tensor, axis: int) -> Tensor:
@@ -79,6 +79,7 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     shape, param = shapes.bottoms[0], layer.loss_param
     axis = layer.softmax_param.axis % len(shape)
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    count = shape[axis] * inner
     smoothing, saturation = param.label_smoothing, _Saturation(layer.name)
     ignored = param.ignore_label if param.HasField("ignore_label") else None
     normalize = _normalizer(layer, outer, inner)
@@ -86,7 +87,7 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         labels = class_indices(xs[1], shape[axis], ignored).reshape(-1)
-        losses: Tensor = _SoftmaxLosses.apply(_as_rows(xs[0], axis), labels, smoothing)  # type: ignore[no-untyped-call]
+        losses: Tensor = _SoftmaxLosses.apply(_as_rows(xs[0], axis), labels, smoothing, count)  # type: ignore[no-untyped-call]
         if of_class is not None:
             losses = losses * of_class.to(losses)[labels]
         if layer.phase == pb.TRAIN and torch.is_grad_enabled():  # not in a pass whose loss is only displayed
@@ -268,7 +269,7 @@ def _hinge_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         x, labels = xs[0].reshape(items, classes), _first_labels(xs[1], items, classes)
         signs = torch.ones_like(x).scatter_(1, labels, -1.0)
-        margins = (1 + signs * x).clamp(min=0)
+        margins = torch.relu(1 + signs * x)  # without a gradient at 0
         return [(margins * margins if squared else margins).sum() / items]
 
     return forward

@@ -263,7 +263,7 @@ def _lrn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
 
 def _mvn(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """Subtract the mean of each channel, or of each image, and divide by the standard deviation + eps."""
-    param, shape = layer.mvn_param, shapes.bottoms[0]
+    param, shape = layer.mvn_param, shapes.tops[0]
     rows = math.prod(shape[: 1 if param.across_channels else 2])
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
@@ -306,10 +306,33 @@ def _normalize(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     spread = (-1, *[1] * (len(shape) - 2))
 
     def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        lengths = ((xs[0] * xs[0]).sum(axes, keepdim=True) + param.eps).sqrt()
-        return [xs[0] / lengths * blobs[0].view(spread)]
+        y: Tensor = _UnitLength.apply(xs[0], blobs[0].view(spread), axes, param.eps)  # type: ignore[no-untyped-call]
+        return [y]
 
     return forward
+
+
+class _UnitLength(torch.autograd.Function):
+    """x / length * scale, with the length of x along axes.
+
+    As in Caffe, the gradient of x is `scale` times what it would be without the scale, also where the scale
+    differs between channels.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:  # noqa: ANN401
+        length = (x.square().sum(axes, keepdim=True) + eps).sqrt()
+        unit = x / length
+        ctx.save_for_backward(unit, length, scale)
+        ctx.axes = axes
+        return unit * scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        unit, length, scale = ctx.saved_tensors
+        along = grads[0] * unit
+        dx = scale * (grads[0] - unit * along.sum(ctx.axes, keepdim=True)) / length
+        return dx, along.sum_to_size(1, *scale.shape).view_as(scale), None, None
 
 
 class SetupWithStatistics(Protocol):

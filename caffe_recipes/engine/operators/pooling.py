@@ -73,6 +73,8 @@ def _windows(
     native = (_MAX if is_max else _AVE)[len(kernel)]
 
     def pool(x: Tensor) -> Tensor:
+        if not is_max and len(kernel) == 3 and any(k > n for k, n in zip(kernel, x.shape[2:], strict=True)):
+            return _averages(x, kernel, stride, pad, sizes)  # torch refuses such windows
         if wide:
             x = functional.pad(x, around, value=-math.inf if is_max else 0.0)
         y: Tensor = native(x, kernel, stride, inner, ceil_mode=True)
@@ -81,6 +83,20 @@ def _windows(
         return y
 
     return pool
+
+
+def _averages(
+    x: Tensor, kernel: TensorShape, stride: TensorShape, pad: TensorShape, sizes: TensorShape
+) -> Tensor:
+    """Return the averages of windows, axis by axis."""
+    for axis, (k, step, p, count) in enumerate(zip(kernel, stride, pad, sizes, strict=True), 2):
+        length = x.shape[axis]
+        begin = torch.arange(count, device=x.device)[:, None] * step - p
+        end = (begin + k).clamp(max=length + p)
+        place = torch.arange(length, device=x.device)
+        shares = ((begin <= place) & (place < end)).to(x.dtype) / (end - begin)
+        x = (x.movedim(axis, -1) @ shares.t()).movedim(-1, axis)
+    return x
 
 
 def _with_mask(

@@ -3,7 +3,7 @@
 The second bottom, of steps x streams, is 0 where a sequence starts and 1 where it continues. Without
 `expose_hidden`, the state after a batch is that before the next one. As in Caffe, it stays if the size of a
 batch changes: fewer streams continue from the first states; if there are more streams than in any batch
-before, all states start at 0.
+before, all states start at 0. Exposed states pass no gradient on.
 
 Source: BVLC Caffe, recurrent_layer.cpp, lstm_layer.cpp, lstm_unit_layer.cpp and rnn_layer.cpp.
 """
@@ -45,7 +45,7 @@ def _recurrent(step: _Step, states: int) -> Setup:
             has_room = len(last[0]) >= streams
             current = [old[:streams] if has_room else x.new_zeros(streams, outputs) for old in last]
             if exposed:
-                current = [state[0] for state in xs[2 + static :]]
+                current = [state[0].detach() for state in xs[2 + static :]]
             found = []
             for at, continues in zip(inputs, begun, strict=True):
                 output, current = step(at, current, continues[:, None], blobs[2 + static :])
@@ -54,7 +54,7 @@ def _recurrent(step: _Step, states: int) -> Setup:
                 torch.cat([state.detach(), old[streams:]]) if len(old) > streams else state.detach()
                 for state, old in zip(current, last, strict=True)
             ]
-            return [torch.stack(found), *(state[None] for state in current if exposed)]
+            return [torch.stack(found), *(state[None].detach() for state in current if exposed)]
 
         return forward
 

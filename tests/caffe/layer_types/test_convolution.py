@@ -62,6 +62,7 @@ def test_convolutions_have_caffes_shapes(body: str, bottoms: Sizes, tops: Sizes,
             [(2, 4, 9, 9)],
             "has stride 0",
         ),
+        ("type: 'Im2col' convolution_param { kernel_size: 1 }", [(2, 4)], "with axes after its channels"),
         (
             "type: 'Convolution' convolution_param { num_output: 4 kernel_size: 3 group: 3 }",
             [(2, 4, 9, 9)],

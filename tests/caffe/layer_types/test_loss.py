@@ -25,6 +25,7 @@ def test_losses_have_caffes_shapes(body: str, bottoms: Sizes, tops: Sizes, learn
     ("body", "bottoms", "what"),
     [
         ("type: 'SoftmaxWithLoss'", [(2, 10, 3), (2,)], "one label for each of its 6"),
+        ("type: 'InfogainLoss'", [(2, 3), (2,), (3, 3)], "a matrix of 1 x 1 x 3 x 3 as its third bottom"),
         ("type: 'Accuracy'", [(2, 10), (3,)], "one label for each of its 2"),
     ],
 )

@@ -17,6 +17,7 @@ from tests.caffe.layer_types.conftest import Sizes, check_misfit, one_layer, rul
     [
         ("type: 'BatchNorm'", [(2, 4, 3, 3)], [(2, 4, 3, 3)], [(4,), (4,), (1,)]),
         ("type: 'LRN'", [(2, 4, 3, 3)], [(2, 4, 3, 3)], []),
+        ("type: 'MVN'", [(2, 4)], [(2, 4, 1, 1)], []),
         ("type: 'Normalize'", [(2, 4, 3, 3)], [(2, 4, 3, 3)], [()]),
         ("type: 'Normalize' norm_param { channel_shared: false }", [(2, 4)], [(2, 4)], [(4,)]),
     ],

@@ -20,6 +20,13 @@ POOL = 'type: "Pooling" bottom: "a" top: "b" pooling_param {{ {} }}'
             [],
         ),
         ("type: 'Pooling' pooling_param { global_pooling: true }", [(2, 4, 7, 9)], [(2, 4, 1, 1)], []),
+        ("type: 'Pooling' pooling_param { kernel_size: 1 stride: 3 }", [(2, 4, 6, 7)], [(2, 4, 2, 3)], []),
+        (
+            "type: 'Pooling' pooling_param { kernel_size: 2 stride: 3 pad: 1 }",
+            [(2, 4, 6, 8)],
+            [(2, 4, 3, 3)],
+            [],
+        ),
         ("type: 'SPP' spp_param { pyramid_height: 3 }", [(2, 4, 13, 13)], [(2, 84)], []),
         ("type: 'SPP' spp_param { pyramid_height: 1 }", [(2, 4, 13, 13)], [(2, 4, 1, 1)], []),
     ],
@@ -32,6 +39,21 @@ def test_pooling_layers_have_caffes_shapes(body: str, bottoms: Sizes, tops: Size
     ("body", "bottoms", "what"),
     [
         ("type: 'Pooling' pooling_param { kernel_size: 9 }", [(2, 4, 7, 7)], "larger than its padded input"),
+        (
+            "type: 'Pooling' pooling_param { kernel_size: 2 stride: 3 }",
+            [(2, 4, 6, 6)],
+            "has stride 3, with which its last window would be empty",
+        ),
+        (
+            "type: 'Pooling' pooling_param { kernel_size: 1 stride: 3 }",
+            [(2, 4, 6, 6, 6)],
+            "has stride 3, with which its last window would be empty",
+        ),
+        (
+            "type: 'Pooling' pooling_param { kernel_size: 2 axis: 2 }",
+            [(2, 4, 6, 6, 6)],
+            "a bottom with 4 axes",
+        ),
         ("type: 'SPP' spp_param { pyramid_height: 4 }", [(2, 4, 3, 3)], "cannot divide 3 into 4"),
         ("type: 'Pooling' pooling_param { kernel_size: 2 pad: 2 }", [(2, 4, 7, 7)], "has pad 2, not smaller"),
     ],

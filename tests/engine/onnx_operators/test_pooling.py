@@ -20,7 +20,8 @@ pytestmark = needs_onnx
         "kernel_size: 3 stride: 2 pad: 1",
         "kernel_size: 5 stride: 3 pad: 2",
         "kernel_size: 3 stride: 1 pad: 1",
-        "kernel_size: 2 stride: 3",
+        "kernel_size: 2 stride: 3 pad: 1",
+        "kernel_size: 1 stride: 3",
         "kernel_size: 4 stride: 2 pad: 3",
         "kernel_h: 2 kernel_w: 3 stride_h: 1 stride_w: 2 pad_h: 0 pad_w: 1",
         "kernel_size: 3 stride: 2 round_mode: FLOOR",
@@ -42,7 +43,7 @@ def test_three_axes_and_channels_elsewhere(tmp_path: Path, method: str, text: st
 
     layer = f'type: "Pooling" pooling_param {{ pool: {method} {text} }}'
     check_layer(tmp_path, layer, (2, 3, 5, 6, 7))
-    check_layer(tmp_path, layer.replace("pool:", "axis: 2 pool:"), (2, 2, 3, 5, 6))
+    check_layer(tmp_path, layer.replace("pool:", "axis: 2 pool:"), (2, 2, 3, 5, 6, 7))
 
 
 @pytest.mark.parametrize("text", ["kernel_size: 2 stride: 2", "kernel_size: 3 stride: 2 pad: 1"])

@@ -68,6 +68,25 @@ def test_ignored_labels_count_only_if_the_normaliser_includes_them(param: str, w
     assert value(text, LOGITS, LABELS) == pytest.approx(want(kept), rel=1e-6)
 
 
+def test_labels_of_planes_are_smoothed_over_all_scores_of_an_image() -> None:
+    logits = torch.from_numpy(np.random.default_rng(1).standard_normal((1, 3, 2, 2))).requires_grad_()
+    labels = torch.tensor([[[0.0, 1], [2, 0]]])
+    (loss,) = set_up('type: "SoftmaxWithLoss" loss_param { label_smoothing: 0.3 }', logits, labels)(
+        [logits, labels], []
+    )
+    (gradient,) = torch.autograd.grad(loss, logits)
+    share = 0.3 / 12  # of 3 classes in 4 places
+    chosen = torch.nn.functional.one_hot(labels.long(), 3).permute(0, 3, 1, 2)
+    want = torch.softmax(logits, 1) * (0.7 + 11 * share) - share - chosen * (0.7 - share)
+    assert torch.allclose(gradient, want / 4)
+
+
+def test_a_hinge_has_no_gradient_where_it_begins() -> None:
+    scores = torch.tensor([[1.0, -1.0, 0.0]], requires_grad=True)
+    (loss,) = set_up('type: "HingeLoss"', scores, torch.zeros(1))([scores, torch.zeros(1)], [])
+    assert torch.autograd.grad(loss, scores)[0].tolist() == [[0, 0, 1]]
+
+
 def test_no_labels_at_all_make_no_loss() -> None:
     text = 'type: "SoftmaxWithLoss" loss_param { ignore_label: 3 }'
     assert value(text, LOGITS, torch.full((4,), 3.0)) == 0

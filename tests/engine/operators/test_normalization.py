@@ -254,6 +254,22 @@ def test_ranks_that_share_statistics_normalise_as_one_rank_with_all_images(text:
         assert torch.equal(one, other) and torch.allclose(one, alone, rtol=1e-5)
 
 
+@pytest.mark.parametrize("across", [False, True])
+def test_the_gradient_of_normalize_is_scaled_after_it_is_computed_as_in_caffe(across: bool) -> None:
+    text = f'type: "Normalize" norm_param {{ across_spatial: {str(across).lower()} channel_shared: false }}'
+    x, scale, dy = (
+        noise(*shape, seed=i).double() for i, shape in enumerate([(2, 3, 2, 2), (3,), (2, 3, 2, 2)])
+    )
+    forward, _ = set_up(text, (2, 3, 2, 2))
+    (y,) = forward([x.requires_grad_()], [scale.requires_grad_()])
+    unit = x / (x.square().sum((1, 2, 3) if across else 1, keepdim=True) + 1e-10).sqrt()
+    assert torch.allclose(y, unit * scale[:, None, None])
+    dx, of_scale = torch.autograd.grad(y, [x, scale], dy)
+    (of_unit,) = torch.autograd.grad(unit, x, dy, retain_graph=True)
+    assert torch.allclose(dx, of_unit * scale[:, None, None])
+    assert torch.allclose(of_scale, (dy * unit).sum((0, 2, 3)))
+
+
 def test_no_gradient_changes_the_averages_of_a_bn_or_anything_of_a_frozen_one() -> None:
     for frozen, unlearned in (("", [2, 3]), ("frozen: true", [0, 1, 2, 3])):
         net: Any = parse_lenient(f"layer {{ {AVERAGED % frozen} }}").message

@@ -14,8 +14,6 @@ from tests.engine.operators.conftest import set_up
         'type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 2 }',
         'type: "Pooling" pooling_param { kernel_size: 2 pad: 2 }',
         'type: "LRN" lrn_param { local_size: 4 }',
-        'type: "Exp" exp_param { base: -3 }',
-        'type: "Log" log_param { base: 1 }',
     ],
 )
 def test_an_unsupported_setting_is_refused_with_the_name_of_the_layer(text: str) -> None:
