@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import queue
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -31,7 +33,7 @@ Gather = Callable[[str], list[str]]
 # A rank that receives nothing for this long fails, since mpiexec never notices a dead connection.
 _TIMEOUT = timedelta(minutes=30)
 _STORE_TIMEOUT = timedelta(minutes=5)  # of ranks that meet in a store
-_GREETING_TIMEOUT = timedelta(minutes=1)  # of a store whose port is open; another program may listen there
+_GREETING_S = 5.0
 _CONNECT_POLL_S = 0.2
 _POLL_S = 0.001
 _SIOCGIFADDR = 0x8915  # the Linux ioctl for an interface's address
@@ -88,12 +90,34 @@ def find_store(rank: int, size: int, timeout: timedelta = _STORE_TIMEOUT) -> Sto
             _await_listener(address, port, timeout.total_seconds())
         else:
             socket.getaddrinfo(address, port)  # torch would look for a wrong name again and again
-        first = timeout if rank == 0 else min(timeout, _GREETING_TIMEOUT)
-        store: Store = next(iter(rendezvous("env://", rank, size, timeout=first)))[0]
+        store = _join_store(rank, size, timeout)
     except (OSError, RuntimeError) as error:
         what = f"cannot reach the store at {address}, port {port}: {str(error).partition(chr(10))[0]}"
         raise RunFailed(f"rank {rank}", what, "check MASTER_ADDR and MASTER_PORT") from None
     store.set_timeout(timeout)
+    return store
+
+
+def _join_store(rank: int, size: int, timeout: timedelta) -> Store:
+    """Return the store whose port is open, or open it. Raises OSError or RuntimeError.
+
+    torch waits without end for the greeting of another program that listens on the port.
+    """
+    found: queue.Queue[Store | OSError | RuntimeError] = queue.Queue()
+
+    def join() -> None:
+        try:
+            found.put(next(iter(rendezvous("env://", rank, size, timeout=timeout)))[0])
+        except (OSError, RuntimeError) as error:
+            found.put(error)
+
+    threading.Thread(target=join, daemon=True).start()
+    try:
+        store = found.get(timeout=timeout.total_seconds() + _GREETING_S)
+    except queue.Empty:
+        raise OSError("another program listens there") from None
+    if isinstance(store, Exception):
+        raise store
     return store
 
 

@@ -48,3 +48,11 @@ def test_a_rank_does_not_wait_forever_for_the_others(
         find_store(rank, 2, timedelta(seconds=1))
     assert caught.value.what.startswith(f"cannot reach the store at {address}, port {port}: ")
     assert what in caught.value.what and caught.value.hint == "check MASTER_ADDR and MASTER_PORT"
+
+
+def test_a_rank_does_not_wait_forever_for_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
+        with pytest.raises(RunFailed, match="another program listens there"):
+            find_store(1, 2, timedelta(seconds=0.5))
