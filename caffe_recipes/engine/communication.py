@@ -61,6 +61,10 @@ class Ranks:
         if failure is not None:
             raise AgreedFailure(failure.exit_code, str(failure))
 
+    def gather(self, text: str) -> list[str]:
+        """Return the texts of all ranks, in rank order."""
+        return [text]
+
     def connect(self, device: str) -> None:
         """Connect the ranks, so that they can exchange tensors of the CPU and of this rank's device."""
 

@@ -268,6 +268,7 @@ def _run_training(flags: Flags, world: Ranks, requests: SignalRequests, log: Log
         options = subcommands.TrainingOptions(flags.precision, flags.checkpoint_activations, flags.sync_bn)
         solver = subcommands.prepare_solver(param, flags.solver, start, world, requests, log, device, options)
     try:
+        subcommands.check_agreement(solver, world, options)
         subcommands.run(solver, world, log, device)
     finally:
         solver.close()

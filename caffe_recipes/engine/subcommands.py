@@ -7,6 +7,7 @@ scores may have the same probability in float32. `test` ranks the scores as well
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.rates import float32
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.weights import check_weights_files, load_solverstate, load_weights
-from caffe_recipes.engine.communication import Ranks
+from caffe_recipes.engine.communication import AgreedFailure, Ranks
 from caffe_recipes.engine.folded_calls import fold_calls
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.hdf5_output import check_outputs
@@ -241,6 +242,39 @@ def _load(solver: Solver, path: str, new: tuple[str, ...], log: Log) -> list[str
 
 def _text(message: pb.SolverParameter) -> str:
     return text_format.MessageToString(message).rstrip("\n")
+
+
+_NETS_OF_SOLVER = ("net", "train_net", "test_net", "net_param", "train_net_param", "test_net_param")
+_OF_HOST = (*_NETS_OF_SOLVER, "snapshot_prefix", "solver_mode", "device_id")
+
+
+def check_agreement(solver: Solver, ranks: Ranks, options: TrainingOptions) -> None:
+    """Raise AgreedFailure on all ranks if one trains something else than rank 0.
+
+    The ranks would wait for each other, or add up what does not belong together. Paths may differ from host
+    to host, and so may the sizes of batches, except for common statistics.
+    """
+    common = pb.SolverParameter()
+    common.CopyFrom(solver.param)
+    for name in _OF_HOST:
+        common.ClearField(name)
+    sources = [node for node in solver.net.nodes if node.source is not None and options.synchronises]
+    own = {
+        "solver": _text(common),
+        "net": str([tuple(param.tensor.shape) for param in solver.net.params]),
+        "test nets": str([[output.name for output in net.outputs] for net in solver.test_nets]),
+        "batch size": str([solver.net.shape(index) for node in sources for index in node.tops]),
+        "iteration to start from": str(solver.iteration),
+        "precision or --sync-bn": f"{options.precision} {options.synchronises}",
+    }
+    first, *others = map(json.loads, ranks.gather(json.dumps(own)))
+    for rank, other in enumerate(others, 1):
+        for name in own:
+            if other[name] != first[name]:
+                error = InputError(
+                    f"rank {rank}", f"has another {name} than rank 0", "give all ranks the same"
+                )
+                raise AgreedFailure(error.exit_code, str(error))
 
 
 def run(solver: Solver, ranks: Ranks, log: Log, device: str) -> None:

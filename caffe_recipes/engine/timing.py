@@ -47,7 +47,7 @@ class LayerTimes:
     def now_s(self) -> float:
         """Return the time, once the device has done all that it was given."""
         if self.device != "cpu":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def enter_backward(self, layer: str) -> None:

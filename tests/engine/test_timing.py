@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.main import main
-from caffe_recipes.engine.timing import load_timed_net, time_net
+from caffe_recipes.engine.timing import LayerTimes, load_timed_net, time_net
 
 NET = """\
 layer { name: "data" type: "DummyData" top: "data" top: "label"
@@ -58,6 +59,13 @@ def test_the_times_of_the_layers_add_up_to_those_of_the_passes(net: Path) -> Non
     total = re.search(r"Total Time: (\S+) ms", text)
     assert rate is not None and total is not None
     assert float(rate[1]) == pytest.approx(1000 * 2 * 4 / float(total[1]), rel=1e-4)
+
+
+def test_the_gpu_that_is_timed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    LayerTimes("cuda:1").now_s()
+    assert waited == ["cuda:1"]
 
 
 def test_a_net_without_a_loss_has_no_backward_pass(net: Path) -> None:
