@@ -469,13 +469,6 @@ def _accept(phases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     if any(phase["name"] == "main2" for phase in phases):  # the weight decay grows
         reason = "twice the weight decay at the start; it has grown in steps since then"
         yield {"finding": "collapse-weight-decay", "phase": phases[-1]["name"], "reason": reason}
-    last = phases[-1]["max_iter"]
-    if (1 / last) ** 2 > _END_IS_HIGH:
-        reason = f"power 2 to 0 over only {last} iterations ends at 1 / {last}^2 of base_lr"
-        yield {"finding": "final-rate-high", "phase": phases[-1]["name"], "reason": reason}
-
-
-_END_IS_HIGH = 1e-5  # lint's own limit
 
 
 def _divisor(images: int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +45,7 @@ from caffe_recipes.config import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe import paper_rules
 from caffe_recipes.recipe.graph import find_leaves, images_of, images_per_iter, model_epochs
-from caffe_recipes.recipe.model import OUR_TRAINER, Acceptance, Phase, Recipe
+from caffe_recipes.recipe.model import OUR_TRAINER, Phase, Recipe
 from caffe_recipes.recipe.net_keys import NET_FILES
 from caffe_recipes.recipe.paper_rules import COLLAPSE_EPOCHS, Cycles
 from caffe_recipes.render.prototxts import load_own_net
@@ -222,7 +221,6 @@ def _epochs(recipe: Recipe, phase: Phase) -> float:
 _DROPPED = ("nets_dir", "reported", "derived", "differences", "notes", "accept", "solver", "phases")
 # Keys that rescaling does not change, so that their `differences` still apply.
 _KEPT = ("net", "nets", "data")
-_TOO_FEW = "final-rate-high"
 _ALONE = "batch-norm-alone"
 
 
@@ -477,36 +475,16 @@ def _title(recipe: Recipe) -> str:
 
 
 def _accept(recipe: Recipe, made: Recipe) -> list[dict[str, str]]:
-    """Return the source's `accept:` entries that still apply, and new ones for short last phases."""
+    """Return the source's `accept:` entries that still apply."""
     found = _findings(made)
     accept = [one for one in recipe.accept if any(accepts(one, finding) for finding in found)]
-    kept = [_renumbered(one, recipe, made).model_dump(exclude_none=True) for one in accept]
-    before = {(one.id, one.phase) for one in _findings(recipe)}
-    for one in found:
-        is_old = (one.id, one.phase) in before or any(accepts(each, one) for each in accept)
-        if one.id == _TOO_FEW and not is_old:
-            last = made.phases[-1].last_iter
-            reason = f"{last} iterations are too few for the rate to reach 0"
-            kept.append({"finding": one.id, "phase": one.phase, "reason": reason})
-    return kept
+    return [one.model_dump(exclude_none=True) for one in accept]
 
 
 def _warn_of_norms(made: Recipe) -> list[str]:
     """Return a warning if each rank has one image, and the net has BatchNorms."""
     found = _findings(made) if made.cluster.batch_per_rank == 1 else []
     return [f"{one.what}: {one.effect}; {one.write}" for one in found if one.id == _ALONE][:1]
-
-
-def _renumbered(one: Acceptance, recipe: Recipe, made: Recipe) -> Acceptance:
-    """Return an `accept:` entry with the old iterations in its reason replaced by the new ones."""
-    named = {phase.name: phase.last_iter for phase in made.phases}
-    numbers = {
-        str(phase.last_iter): str(named[phase.name])
-        for phase in recipe.phases
-        if phase.name in named and one.phase in (None, phase.name)
-    }
-    reason = re.sub(r"(?<![\d^.,])\d+(?![.,]?\d)", lambda found: numbers.get(found[0], found[0]), one.reason)
-    return one.model_copy(update={"reason": reason})
 
 
 def _findings(recipe: Recipe) -> list[Finding]:

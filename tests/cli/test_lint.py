@@ -13,9 +13,10 @@ import pytest
 from tests.cli.command_line import call_main
 
 SOLVER = """base_lr: 1
-lr_policy: "poly"
+lr_policy: "poly_cyc"
 power: 1
 max_iter: 100
+lr_iter: 200
 solver_mode: CPU
 net: "net.prototxt"
 snapshot_prefix: "own"
@@ -46,8 +47,8 @@ def test_findings_are_printed_and_fail(solver: Path) -> None:
     done = call("solver.prototxt", cwd=solver.parent)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[:2] == [
-        "solver.prototxt:4:1: warning [final-rate-high] solver: the last phase ends at a rate of 0.01, "
-        "which is 0.01 of its base_lr",
+        "solver.prototxt:4:1: warning [final-rate-high] solver: the last phase ends at a rate of 0.505, "
+        "which is 0.5 of its base_lr",
         "    the noise of the last batches stays in the final model",
     ]
     assert done.stdout.splitlines()[-1] == "0 errors, 1 warning, 1 note"

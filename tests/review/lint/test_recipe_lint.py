@@ -23,7 +23,6 @@ from tests.shipped import OF_CAFFE
 AS_PUBLISHED = ("digits-local", "stampede2-448n-90ep", "stampede2-64n-72ep")
 OF_THE_PAPER = {
     "warmup-end-jump",
-    "final-rate-high",
     "final-rate-kept",
     "collapse-weight-decay",
     "weights-of-other-phase",

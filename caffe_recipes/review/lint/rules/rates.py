@@ -234,7 +234,7 @@ def _check_warmup_end(view: SolverView) -> Iterator[Finding]:
 @rate_rule(
     "final-rate-high",
     "warning",
-    "a last phase whose final rate is above 1e-5 of its base_lr",
+    "a last phase that does not decay to 0: its final rate is above 1e-5 of its base_lr",
     effect="the noise of the last batches stays in the final model",
     write='add a phase whose rate decays to 0, for example with lr_policy: "poly" and power: 2',
     values=("end", "base_lr"),
@@ -250,8 +250,8 @@ def _check_final_rate(view: SolverView) -> Iterator[Finding]:
         return
     end = lr_at(solver, view.link.last_iter - 1)
     zero = {"poly": solver.max_iter, "poly_cyc": solver.lr_iter}.get(solver.lr_policy)
-    # With a power below 1, the rate drops to 0 in the last step.
-    if end <= _MAX_FINAL_SHARE * solver.base_lr or (zero == view.link.last_iter and 0 < solver.power < 1):
+    # A decay that reaches 0 behind the last iteration is complete, however few its steps are.
+    if end <= _MAX_FINAL_SHARE * solver.base_lr or (zero == view.link.last_iter and solver.power > 0):
         return
     share = f"{end:.4g}, which is {end / solver.base_lr:.2g} of its base_lr"
     rate = f"its base_lr, {end:.4g}" if end == solver.base_lr else f"a rate of {share}"
