@@ -23,6 +23,16 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text)
 
 
+def is_unicode(text: str) -> bool:
+    r"""Return whether a text can be stored as UTF-8; Python has lone surrogates for other bytes of file names.
+
+    >>> is_unicode("é"), is_unicode("\udcff")
+    (True, False)
+    """
+    return not _SURROGATE.search(text)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _COMMAND = re.compile(r"^(\s*+):(?=:|\Z)", re.MULTILINE)
 
 

@@ -19,6 +19,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files.bounded_reads import read_within, reading
+from caffe_recipes.wording import is_unicode
 
 DESCRIPTION, DEPLOY, WEIGHTS, MEAN, README = (
     "model.json",
@@ -52,9 +53,11 @@ class ModelDescription:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     def transform_of(self, folder: Path) -> pb.TransformationParameter:
-        """Return the transform, whose mean image is in `folder`."""
+        """Return the transform, whose mean image is in `folder`. Raises DataError for an impossible path."""
         param = json_format.ParseDict(dict(self.transform), pb.TransformationParameter())
         if param.HasField("mean_file"):
+            if not is_unicode(str(folder)):
+                raise DataError(folder, "has a path that is not UTF-8, as that of a mean file is", "rename it")
             param.mean_file = str(folder / MEAN)
         return param
 

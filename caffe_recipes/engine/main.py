@@ -26,7 +26,7 @@ from caffe_recipes.engine.signal_requests import SIGNAL_EFFECTS, SignalRequests
 from caffe_recipes.engine.usage import render_usage
 from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error
 from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
-from caffe_recipes.wording import one_line
+from caffe_recipes.wording import is_unicode, one_line
 
 
 @dataclass(frozen=True)
@@ -209,6 +209,10 @@ def _check_flags(command: str, flags: Flags) -> None:
         raise InputError("", f"-gpu {flags.gpu[:80]} is not a device ID", "write 0, 0,1 or all")
     if not flags.gpu.isdigit() and flags.gpu and command != "train":
         raise InputError("", f"-gpu {flags.gpu} works only with train", "give one device ID, such as 0")
+    for name in ("source", "stage"):
+        if not is_unicode(getattr(flags, name)):
+            what = f"-{name} {getattr(flags, name)} is not UTF-8, as texts of a net are"
+            raise InputError("", what, "give another name")
     if flags.iterations < 1:
         raise InputError("", f"-iterations is {flags.iterations}", "give 1 or more")
     if flags.weights and flags.snapshot:

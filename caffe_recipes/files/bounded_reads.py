@@ -149,10 +149,16 @@ def read_within(path: str | Path, name: str) -> bytes:
     return data
 
 
+class TooLargeError(OSError):
+    """A file above a limit of ours, which its text says how to raise."""
+
+    hint = ""
+
+
 def too_large(path: str | Path, name: str) -> OSError:
     """Return the error for a file, or a part of one, that is above a limit."""
     what = f"it is over {limit(name):,} bytes ({LIMITS_VARIABLE}={name}=N raises this limit)"
-    return OSError(errno.EFBIG, what, str(path))
+    return TooLargeError(errno.EFBIG, what, str(path))
 
 
 def read_pieces(file: BinaryIO, most_bytes: int) -> bytes:

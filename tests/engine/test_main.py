@@ -51,6 +51,8 @@ def test_flags_of_glog_are_taken() -> None:
         (("train", "-sovler", "x"), "unknown flag -sovler"),
         (("train", "-solver"), "-solver has no value"),
         (("test", "-iterations", "many"), "not an integer"),
+        (("predict", "-source", "a\udcff"), r"-source a.* is not UTF-8"),
+        (("test", "-stage", "a,\udcff"), r"-stage a,.* is not UTF-8"),
         (
             ("test", "-iterations", "2147483648"),
             "-iterations 2147483648 does not fit in int32, .* give 2147483647 or less",

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.files.bounded_reads import read_bytes, read_pieces, read_trusted
+from caffe_recipes.errors import DataError
+from caffe_recipes.files.bounded_reads import load_within, read_bytes, read_pieces, read_trusted
+from caffe_recipes.limits import limit
 from caffe_recipes.trust import UntrustedPathError, trusting
 from tests.trust_cases import STRANGER, as_root, plant
 
@@ -197,3 +199,12 @@ def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
     monkeypatch.setattr(os, "open", exchange)
     with pytest.raises(UntrustedPathError, match="it was exchanged while it was opened"):
         read_trusted(shared / "theirs", 100)
+
+
+def test_the_hint_for_a_file_above_a_limit_of_ours_is_not_about_ulimit(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"")
+    os.truncate(tmp_path / "x", limit("list-bytes") + 1)
+    with pytest.raises(DataError) as caught:
+        load_within(tmp_path / "x", "list-bytes", DataError, "give a list")
+    assert caught.value.what.endswith("(CAFFE_RECIPES_LIMITS=list-bytes=N raises this limit)")
+    assert caught.value.hint == ""
