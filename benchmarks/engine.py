@@ -33,6 +33,7 @@ from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.caffe.prototxt import load_prototxt, render_prototxt
 from caffe_recipes.engine.communication import Ranks
 from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.heap import keep_large_blocks
 from caffe_recipes.engine.signal_requests import SignalRequests
 from caffe_recipes.engine.solver import Solver
 from caffe_recipes.engine.subcommands import StartPoint, load_test_net, prepare_solver
@@ -348,6 +349,7 @@ MODEL = ("--net", "deploy.prototxt", "--weights", "made_iter_1.caffemodel")
 def compare_test(folder: Path, args: argparse.Namespace) -> None:
     import onnxruntime
 
+    keep_large_blocks()  # as caffe-torch does; onnxruntime keeps its memory by itself
     write_model(folder)
     call(folder, "caffe-recipes", "export", *MODEL, "-o", "model.onnx")
     weights = str(folder / "made_iter_1.caffemodel")

@@ -24,7 +24,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def is_unicode(text: str) -> bool:
-    r"""Return whether a text can be stored as UTF-8; Python has lone surrogates for other bytes of file names.
+    r"""Return whether a text can be stored as UTF-8; Python has lone surrogates for other bytes of names.
 
     >>> is_unicode("é"), is_unicode("\udcff")
     (True, False)

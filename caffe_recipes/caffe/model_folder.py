@@ -57,7 +57,7 @@ class ModelDescription:
         param = json_format.ParseDict(dict(self.transform), pb.TransformationParameter())
         if param.HasField("mean_file"):
             if not is_unicode(str(folder)):
-                raise DataError(folder, "has a path that is not UTF-8, as that of a mean file is", "rename it")
+                raise DataError(folder, "has a path that is not UTF-8, as a mean file needs", "rename it")
             param.mean_file = str(folder / MEAN)
         return param
 

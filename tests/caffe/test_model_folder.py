@@ -27,7 +27,7 @@ def test_a_mean_image_lies_beside_the_description(tmp_path: Path) -> None:
     values = describe_transform(pb.TransformationParameter(mean_file="/far/away/mean.binaryproto"))
     model = ModelDescription("n", None, (3, 4, 4), values)
     assert model.transform_of(tmp_path).mean_file == str(tmp_path / "mean.binaryproto")
-    with pytest.raises(DataError, match="has a path that is not UTF-8, as that of a mean file is; rename it"):
+    with pytest.raises(DataError, match="has a path that is not UTF-8, as a mean file needs; rename it"):
         model.transform_of(tmp_path / "\udcff")
 
 
