@@ -35,10 +35,11 @@ def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
     for conv, norm, scale in _chains(net):
         index = [number for number in (norm, scale) if number is not None]
         layers = [net.layer[number] for number in (conv, *index)]
-        missing = [layer.name for layer in layers if layer.name not in known]
+        learned = [layer for layer in layers if layer.name in known or not _is_scaled(known, layers[1])]
+        missing = [layer.name for layer in learned if layer.name not in known]
         if missing:
             raise WeightsError(weights, f"has no layer '{missing[0]}'", "give the weights of this net")
-        _fold(layers, known)
+        _fold(learned, known)
         layers[0].top[0] = layers[-1].top[0]
         gone.update(index)
     places = [number for number in range(len(net.layer)) if number not in gone]
@@ -111,17 +112,30 @@ def fold_blobs(
     return weights * spread, conv[1] * by + add if len(conv) > 1 else add
 
 
+def _is_scaled(known: dict[str, pb.LayerParameter], norm: pb.LayerParameter) -> bool:
+    """Return whether the blobs of a BatchNorm end with a scale and a shift.
+
+    So do NVIDIA's, and those of Intel's MKL engines, which merge the Scale layer into it.
+    """
+    return norm.name in known and len(known[norm.name].blobs) == 5
+
+
 def _fold(layers: list[pb.LayerParameter], known: dict[str, pb.LayerParameter]) -> None:
     conv, norm, *scales = layers
-    own, sums = known[conv.name], [_values(blob) for blob in known[norm.name].blobs]
-    scale = [_values(blob) for layer in scales for blob in known[layer.name].blobs]
+    own, norms = known[conv.name], [_values(blob) for blob in known[norm.name].blobs]
     shape = blob_shape(own.blobs[0])
     before = [_values(own.blobs[0]).reshape(shape), *map(_values, own.blobs[1:])]
-    weights, bias = fold_blobs(before, sums, scale, norm.batch_norm_param.eps)
+    weights, bias = fold_blobs(before, norms[:3], norms[3:], norm.batch_norm_param.eps)
+    for scale in scales:
+        factors = [_values(blob) for blob in known[scale.name].blobs]
+        weights, bias = fold_blobs([weights, bias], _PLAIN, factors, 0)
     del own.blobs[:]
     _add_blob(own, shape, weights)
     _add_blob(own, bias.shape, bias)
     conv.convolution_param.ClearField("bias_term")
+
+
+_PLAIN = (np.zeros(1), np.ones(1), np.ones(1))  # the blobs of a BatchNorm that changes nothing
 
 
 def _values(blob: pb.BlobProto) -> FloatArray:

@@ -52,6 +52,21 @@ def test_a_folded_net_predicts_what_the_net_does(tmp_path: Path) -> None:
     np.testing.assert_allclose(predict(folded, new), predict(deploy, weights), atol=1e-5)
 
 
+def merge_scale(weights: pb.NetParameter) -> None:
+    """Put the blobs of the Scale into the BatchNorm, as Intel's MKL engines do."""
+    weights.layer[2].blobs.extend(weights.layer[3].blobs)
+    del weights.layer[3].blobs[:]
+
+
+def test_a_batch_norm_that_holds_a_scale_is_folded_with_it(tmp_path: Path) -> None:
+    deploy, weights = derive_deploy(parse_prototxt(NET, pb.NetParameter)), random_weights()
+    save_message(weights, tmp_path / "two.caffemodel")
+    merge_scale(weights)
+    save_message(weights, tmp_path / "one.caffemodel")
+    wanted, made = (fold_file(deploy, tmp_path / f"{name}.caffemodel") for name in ("two", "one"))
+    assert (made[0].net, made[1]) == (wanted[0].net, wanted[1])
+
+
 def test_weights_that_lack_a_folded_layer_are_refused(tmp_path: Path) -> None:
     weights = random_weights()
     del weights.layer[2]
