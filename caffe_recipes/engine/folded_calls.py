@@ -27,7 +27,7 @@ def fold_calls(calls: Sequence[Call]) -> list[Call]:
     made: list[Call] = []
     gone: set[int] = set()
     for call in calls:
-        norm = readers.get(call.tops[0]) if _is_convolution(call) else None
+        norm = readers.get(call.tops[0]) if is_channel_convolution(call) else None
         if id(call) in gone:
             continue
         if norm is None or not _is_foldable(norm):
@@ -38,7 +38,7 @@ def fold_calls(calls: Sequence[Call]) -> list[Call]:
     return made
 
 
-def _is_convolution(call: Call) -> bool:
+def is_channel_convolution(call: Call) -> bool:
     """Return whether a call is a convolution of one blob over its channels, that is, along axis 1."""
     param = call.node.param
     is_usual = param.type == "Convolution" and param.convolution_param.axis == 1

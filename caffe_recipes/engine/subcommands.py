@@ -35,6 +35,7 @@ from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.nodes import LayerNode, start_outputs, write_outputs
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.operators.operator import BatchStatistics, layer_error
+from caffe_recipes.engine.packed_calls import pack_calls
 from caffe_recipes.engine.settings import load_net, test_nets, train_net
 from caffe_recipes.engine.signal_requests import SignalRequests
 from caffe_recipes.engine.snapshot import check_complete, check_prefix, copy_history, copy_weights
@@ -316,7 +317,7 @@ def load_test_net(
     check_complete(net, layers_by_file, "give the weights of this net")
     moved = {id(param.tensor): _channels_last(param.tensor) for param in net.params}
     net.replace_blobs(lambda blob: moved[id(blob)])
-    net.calls = fold_calls(net.calls)
+    net.calls = pack_calls(fold_calls(net.calls), net.shape)
     return net
 
 

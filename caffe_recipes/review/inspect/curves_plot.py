@@ -20,7 +20,7 @@ from caffe_recipes.review.inspect.curves import (
     running_means,
 )
 from caffe_recipes.review.inspect.plot_style import line_style, render_figure, require_matplotlib, scale_rates
-from caffe_recipes.wording import shorten_middle
+from caffe_recipes.wording import printable, shorten_middle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -293,4 +293,6 @@ def _write_key(axes: Axes, curves: Sequence[TrainingCurve], panel: str) -> None:
 
 
 def _shorten(name: str) -> str:
-    return shorten_middle(name, _MOST_LETTERS, "…")  # the names of logs often differ only at their end
+    return shorten_middle(
+        printable(name), _MOST_LETTERS, "…"
+    )  # the names of logs often differ only at their end

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
     from caffe_recipes.review.inspect.schedules import PlottedSchedule, Stretch
-
+from caffe_recipes.wording import printable
 
 _SAMPLES = 600  # points of a stretch, about as many as a printed page can resolve
 
@@ -306,7 +306,8 @@ def _draw_strips(
     for number, schedule in schedules:
         style = line_style(number)
         axes.plot([0, end * 0.05], [row + 0.24] * 2, **style, linewidth=1.3)
-        axes.text(end * 0.06, row + 0.26, schedule.name, va="center", fontsize=8, color=style["color"])
+        name = printable(schedule.name)
+        axes.text(end * 0.06, row + 0.26, name, va="center", fontsize=8, color=style["color"])
         for lane in range(_lanes(schedule)):
             top = row + 0.5 + _LANE * lane
             for index, (stretch, left, right) in enumerate(_spans(schedule.stretches, lane)):

@@ -79,6 +79,11 @@ def test_long_names_keep_their_ends_which_differ(tmp_path: Path) -> None:
         assert f"name-{kind}.log -->" in texts
 
 
+def test_a_name_that_is_not_utf_8_is_drawn_escaped(tmp_path: Path) -> None:
+    texts = render_curves([curve(tmp_path, "a\udcff.log")], "iterations", "svg").decode()
+    assert r"a\udcff.log" in texts
+
+
 def test_a_log_with_nothing_to_draw_is_one_clear_line(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text(

@@ -112,6 +112,15 @@ def test_a_recipe_s_picture_names_its_phases_and_both_rates_of_each_jump(call: C
     assert {"0.00005", "0.0002"} <= set(texts)
 
 
+def test_a_name_that_is_not_utf_8_is_drawn_escaped(call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "a\udcff"
+    folder.mkdir()
+    (folder / "solver_x.prototxt").write_text(FIXED)
+    (folder / "net.prototxt").write_text(NET)
+    assert call(folder / "solver_x.prototxt", "-o", "a.svg").exit_code == 0
+    assert any(r"a\udcff" in text for text in texts_in(tmp_path / "a.svg"))
+
+
 def test_branches_are_drawn_off_the_phases_that_they_start_from(call: Call, tmp_path: Path) -> None:
     assert call("digits-cyclic", "stampede2-64n-72ep", "-o", "a.svg").exit_code == 0
     texts = texts_in(tmp_path / "a.svg")

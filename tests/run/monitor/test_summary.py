@@ -27,7 +27,8 @@ def test_a_finished_run_has_its_epochs_speed_and_accuracy(place: Place) -> None:
     assert found.images_per_s is not None
     assert round(found.images_per_s, 3) == 1234.5
     rest = replace(found, epochs=None, images_per_s=None, frozen=None)
-    assert rest == RunSummary("small-1", "small", "finished", hours=0.0, loss=0.25, top1=0.75)
+    path = str(place.root / "runs/small-1")
+    assert rest == RunSummary("small-1", "small", "finished", hours=0.0, loss=0.25, top1=0.75, path=path)
 
 
 def test_an_unfinished_run_has_the_loss_and_the_epochs_of_its_log(place: Place) -> None:
