@@ -7,6 +7,7 @@ and variance are blobs 0 and 1 divided by blob 2, or 0 if that is 0 (BVLC Caffe,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import Deploy
 from caffe_recipes.caffe.prototxt import LAYER
-from caffe_recipes.caffe.shapes import stats_images
+from caffe_recipes.caffe.shapes import infer_shapes, show_shape, stats_images
 from caffe_recipes.caffe.weights import blob_shape, blob_values, load_weights
 from caffe_recipes.errors import WeightsError
 
@@ -27,9 +28,10 @@ FloatArray = NDArray[np.float64]
 def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
     """Return a deploy net without the batch norms that can be folded, and the weights for it.
 
-    Raises WeightsError if the weights lack a layer of a fold.
+    Raises WeightsError if the weights lack a layer of a fold, or belong to a net of other shapes.
     """
     known = {layer.name: layer for layer in load_weights(weights).layer if layer.blobs}
+    _check_shapes(deploy, known, weights)
     net, gone = type(deploy.net)(), set[int]()
     net.CopyFrom(deploy.net)
     for conv, norm, scale in _chains(net):
@@ -59,6 +61,17 @@ def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
             comments[f"layer[{moves[int(match[1])]}]{path[match.end() :]}"] = comment
     note = f"{len(gone)} layers folded into the convolutions before them"
     return replace(deploy, net=made, comments=comments, notes=(*deploy.notes, note)), folded
+
+
+def _check_shapes(deploy: Deploy, known: dict[str, pb.LayerParameter], weights: Path) -> None:
+    for one in infer_shapes(deploy.net, pb.TEST).layers:
+        blobs = known[one.layer.name].blobs if one.layer.name in known else ()
+        for index, (shape, blob) in enumerate(zip(one.learned or (), blobs, strict=False)):
+            count = math.prod(dim for dim in shape if dim is not None)
+            if None not in shape and count != len(blob_values(blob)):
+                where = f"layer '{one.layer.name}', blob {index},"
+                what = f"{where} is {show_shape(blob_shape(blob))}, but {show_shape(shape)} in the net"
+                raise WeightsError(weights, what, "give the weights of this net, or another --input")
 
 
 def _chains(net: pb.NetParameter) -> Iterator[tuple[int, int, int | None]]:

@@ -117,6 +117,7 @@ class CaffeModule(nn.Module):
         """Return blobs by their index in the net; the others are freed as soon as nothing reads them."""
         if len(inputs) != len(self.input_indexes):
             raise TypeError(f"takes {len(self.input_indexes)} tensors ({', '.join(self.input_names)})")
+        self._check_types(inputs)
         given = dict(zip(self.input_indexes, inputs, strict=True))
         self.resize([tuple(x.shape) for x in inputs])
         values = dict(given)
@@ -132,12 +133,20 @@ class CaffeModule(nn.Module):
                         del values[index]
         return values
 
+    def _check_types(self, inputs: Sequence[Tensor]) -> None:
+        """Raise DataError for an input of another type than the weights, unless autocast converts it."""
+        mine = next(self.parameters(), None)
+        for name, x in zip(self.input_names, inputs, strict=True):
+            if mine is not None and x.dtype != mine.dtype and not torch.is_autocast_enabled(x.device.type):
+                what = f"input '{name}' is {_type_name(x)}, but the weights are {_type_name(mine)}"
+                raise DataError(self.net.path, what, f"convert it: x.to(torch.{_type_name(mine)})")
+
     def resize(self, shapes: Sequence[TensorShape]) -> None:
-        """Set the net up for inputs of these shapes. Raises DataError if it does not take them."""
+        """Set the net up for inputs of these shapes. Raises InputError if it does not take them."""
         before = self.input_shapes
         try:
             self._fit(shapes)
-        except DataError as error:
+        except InputError as error:
             self._fit(before)
             raise error.reworded(hint="give inputs of the sizes that the net takes") from None
 
@@ -172,3 +181,7 @@ def build_module(net: pb.NetParameter, weights: pb.NetParameter, path: str, weig
     loaded = copy_weights(made, weights, weights_path, quiet)
     check_complete(made, {weights_path: loaded}, "give the weights of this net")
     return CaffeModule(made)
+
+
+def _type_name(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

@@ -75,6 +75,13 @@ def test_weights_that_lack_a_folded_layer_are_refused(tmp_path: Path) -> None:
         fold_file(derive_deploy(parse_prototxt(NET, pb.NetParameter)), tmp_path / "n.caffemodel")
 
 
+def test_weights_of_other_shapes_are_refused(tmp_path: Path) -> None:
+    save_message(random_weights(), tmp_path / "n.caffemodel")
+    grey = parse_prototxt(NET.replace("dim: 1 dim: 2", "dim: 1 dim: 1"), pb.NetParameter)
+    with pytest.raises(WeightsError, match="layer 'c', blob 0, is 3x2x3x3, but 3x1x3x3 in the net"):
+        fold_file(derive_deploy(grey), tmp_path / "n.caffemodel")
+
+
 def test_a_batch_norm_that_normalizes_by_the_batch_stays(tmp_path: Path) -> None:
     text = NET.replace(
         'bottom: "c" top: "c" }', 'bottom: "c" top: "c" batch_norm_param { use_global_stats: false } }', 1
