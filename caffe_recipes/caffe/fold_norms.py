@@ -37,7 +37,8 @@ def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
     for conv, norm, scale in _chains(net):
         index = [number for number in (norm, scale) if number is not None]
         layers = [net.layer[number] for number in (conv, *index)]
-        learned = [layer for layer in layers if layer.name in known or not _is_scaled(known, layers[1])]
+        is_scaled = _is_scaled(known, layers[1])
+        learned = [*layers[:2], *(one for one in layers[2:] if one.name in known or not is_scaled)]
         missing = [layer.name for layer in learned if layer.name not in known]
         if missing:
             raise WeightsError(weights, f"has no layer '{missing[0]}'", "give the weights of this net")
@@ -77,7 +78,8 @@ def _check_shapes(deploy: Deploy, known: dict[str, pb.LayerParameter], weights: 
 def _chains(net: pb.NetParameter) -> Iterator[tuple[int, int, int | None]]:
     """Yield the indexes of each convolution, the BatchNorm that alone reads it, and the Scale after that."""
     for conv, layer in enumerate(net.layer):
-        if layer.type == "Convolution" and not any(param.name for param in layer.param):
+        is_shared = len(layer.top) > 1 or any(param.name for param in layer.param)
+        if layer.type == "Convolution" and not is_shared:
             norm = _only_reader(net, conv)
             if norm is None or not _uses_statistics(net.layer[norm]):
                 continue

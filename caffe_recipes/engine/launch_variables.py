@@ -30,7 +30,8 @@ def find_place(environment: Mapping[str, str]) -> RankPlace:
     """Return this process's place among the ranks, that of a single one without a launcher.
 
     Launchers may be nested: torchrun's variables hold within `srun --mpi=pmi2`, which starts one on each
-    node, and those of srun only without others. Raises InputError if they contradict each other.
+    node, and those of srun only without others, and with a store: a step may also start several commands that
+    have nothing to do with each other. Raises InputError if they contradict each other.
 
     >>> find_place({"PMI_RANK": "3", "PMI_SIZE": "8"}), find_place({})
     (RankPlace(rank=3, size=8, by_mpi=True), RankPlace(rank=0, size=1, by_mpi=False))
@@ -44,7 +45,9 @@ def find_place(environment: Mapping[str, str]) -> RankPlace:
         raise InputError("", what, "unset RANK and WORLD_SIZE, or the variables of MPI")
     if mpi and not is_inner:
         return RankPlace(*mpi, by_mpi=True)
-    return RankPlace(*(torchrun or _read(environment, *_OF_SRUN) or (0, 1)))
+    meets = _ONLY_TORCHRUN not in environment and any(map(environment.get, _OF_STORE))
+    srun = _read(environment, *_OF_SRUN) if meets else None
+    return RankPlace(*(torchrun or srun or (0, 1)))
 
 
 def check_store(environment: Mapping[str, str]) -> None:
@@ -80,7 +83,8 @@ def rank_on_host(environment: Mapping[str, str]) -> int:
     >>> rank_on_host({"MPI_LOCALRANKID": "1"}), rank_on_host({})
     (1, 0)
     """
-    name = next((name for name in _ON_HOST if name in environment), "")
+    names = ("LOCAL_RANK", *_ON_HOST) if _ONLY_TORCHRUN in environment else _ON_HOST
+    name = next((name for name in names if name in environment), "")
     number = _integer(environment, name) if name else 0
     if number < 0:
         raise InputError(name, f"is {number}", "give 0 or more")

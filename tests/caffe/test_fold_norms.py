@@ -75,6 +75,22 @@ def test_weights_that_lack_a_folded_layer_are_refused(tmp_path: Path) -> None:
         fold_file(derive_deploy(parse_prototxt(NET, pb.NetParameter)), tmp_path / "n.caffemodel")
 
 
+def test_weights_that_lack_a_convolution_are_refused_also_with_a_scale_in_the_norm(tmp_path: Path) -> None:
+    weights = random_weights()
+    merge_scale(weights)
+    del weights.layer[1]
+    save_message(weights, tmp_path / "n.caffemodel")
+    with pytest.raises(WeightsError, match="has no layer 'c'; give the weights of this net"):
+        fold_file(derive_deploy(parse_prototxt(NET, pb.NetParameter)), tmp_path / "n.caffemodel")
+
+
+def test_a_convolution_of_several_blobs_stays(tmp_path: Path) -> None:
+    text = NET.replace('bottom: "data" top: "c"', 'bottom: "data" bottom: "data" top: "c" top: "d"')
+    save_message(random_weights(), tmp_path / "n.caffemodel")
+    folded, _ = fold_file(derive_deploy(parse_prototxt(text, pb.NetParameter)), tmp_path / "n.caffemodel")
+    assert [layer.name for layer in folded.net.layer] == ["data", "c", "b", "s", "p"]
+
+
 def test_weights_of_other_shapes_are_refused(tmp_path: Path) -> None:
     save_message(random_weights(), tmp_path / "n.caffemodel")
     grey = parse_prototxt(NET.replace("dim: 1 dim: 2", "dim: 1 dim: 1"), pb.NetParameter)

@@ -24,7 +24,9 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
         (OPEN_MPI, RankPlace(2, 4, by_mpi=True)),
         (TORCHRUN, RankPlace(3, 8)),
         (BY_HAND, RankPlace(3, 8)),
-        (STEP, RankPlace(1, 3)),
+        (STEP | STORE, RankPlace(1, 3)),
+        (STEP, RankPlace()),
+        (TORCHRUN | ALONE | STEP, RankPlace()),
         (HYDRA | STEP, RankPlace(1, 2, by_mpi=True)),
         (TORCHRUN | STEP, RankPlace(3, 8)),
         (TORCHRUN | HYDRA, RankPlace(3, 8)),
@@ -81,7 +83,7 @@ def test_ranks_that_can_meet_are_not_refused(environment: dict[str, str]) -> Non
 
 
 def test_a_number_on_its_host_must_be_one() -> None:
-    assert [rank_on_host(of) for of in ({}, HYDRA, TORCHRUN, STEP)] == [0, 1, 3, 1]
+    assert [rank_on_host(of) for of in ({}, HYDRA, TORCHRUN, STEP, HYDRA | TORCHRUN)] == [0, 1, 3, 1, 3]
     for wrong in ("x", "-1"):
         with pytest.raises(InputError):
             rank_on_host({"LOCAL_RANK": wrong})
