@@ -1,7 +1,7 @@
 """The ranks of a run under mpiexec, torchrun or srun, and their communication.
 
-Failures and the addresses of ranks go by MPI, or else through a store; tensors go through torch.distributed, by
-NCCL where each rank has a GPU of its own, and by gloo elsewhere, since torch's wheels have no MPI backend.
+Failures and the addresses of ranks go by MPI, or else through a store; tensors go through torch.distributed,
+by NCCL where each rank has a GPU of its own, and by gloo elsewhere, since torch's wheels have no MPI backend.
 Messages are bytes and JSON: mpi4py's lower-case calls, and torch's for objects, would unpickle, and so
 execute, whatever arrives.
 """
