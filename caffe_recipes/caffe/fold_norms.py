@@ -65,14 +65,18 @@ def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
 
 
 def _check_shapes(deploy: Deploy, known: dict[str, pb.LayerParameter], weights: Path) -> None:
+    """Raise WeightsError if the weights have fewer blobs of a layer than the net, or one of another size."""
+    hint = "give the weights of this net, or another --input"
     for one in infer_shapes(deploy.net, pb.TEST).layers:
-        blobs = known[one.layer.name].blobs if one.layer.name in known else ()
-        for index, (shape, blob) in enumerate(zip(one.learned or (), blobs, strict=False)):
-            count = math.prod(dim for dim in shape if dim is not None)
-            if None not in shape and count != len(blob_values(blob)):
-                where = f"layer '{one.layer.name}', blob {index},"
-                what = f"{where} is {show_shape(blob_shape(blob))}, but {show_shape(shape)} in the net"
-                raise WeightsError(weights, what, "give the weights of this net, or another --input")
+        if one.layer.name not in known or not one.learned:
+            continue
+        where, blobs = f"layer '{one.layer.name}'", known[one.layer.name].blobs
+        if len(blobs) < len(one.learned):
+            raise WeightsError(weights, f"{where} has {len(blobs)} of {len(one.learned)} blobs", hint)
+        for index, (shape, blob) in enumerate(zip(one.learned, blobs, strict=False)):
+            if None not in shape and math.prod(dim or 1 for dim in shape) != len(blob_values(blob)):
+                what = f"{where}, blob {index}, is {show_shape(blob_shape(blob))}"
+                raise WeightsError(weights, f"{what}, but {show_shape(shape)} in the net", hint)
 
 
 def _chains(net: pb.NetParameter) -> Iterator[tuple[int, int, int | None]]:

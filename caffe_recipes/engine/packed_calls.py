@@ -23,7 +23,7 @@ def pack_calls(calls: Sequence[Call], shape: Callable[[int], TensorShape]) -> li
     `shape` returns that of a blob, for which the layout is the best one; batches may have another. The
     learned blobs of the net stay as they are.
     """
-    # These functions are not public, but torch.compile makes them of a convolution.
+    # Not public functions, but those that torch.compile calls for a convolution.
     has_functions = hasattr(torch.ops.mkldnn, "_reorder_convolution_weight")
     if not (has_functions and torch.backends.mkldnn.is_available()):
         return [*calls]

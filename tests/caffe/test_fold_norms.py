@@ -91,6 +91,14 @@ def test_a_convolution_of_several_blobs_stays(tmp_path: Path) -> None:
     assert [layer.name for layer in folded.net.layer] == ["data", "c", "b", "s", "p"]
 
 
+def test_weights_that_lack_a_blob_are_refused(tmp_path: Path) -> None:
+    weights = random_weights()
+    del weights.layer[2].blobs[2]
+    save_message(weights, tmp_path / "n.caffemodel")
+    with pytest.raises(WeightsError, match="layer 'b' has 2 of 3 blobs; give the weights of this net"):
+        fold_file(derive_deploy(parse_prototxt(NET, pb.NetParameter)), tmp_path / "n.caffemodel")
+
+
 def test_weights_of_other_shapes_are_refused(tmp_path: Path) -> None:
     save_message(random_weights(), tmp_path / "n.caffemodel")
     grey = parse_prototxt(NET.replace("dim: 1 dim: 2", "dim: 1 dim: 1"), pb.NetParameter)

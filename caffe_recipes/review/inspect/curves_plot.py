@@ -293,6 +293,5 @@ def _write_key(axes: Axes, curves: Sequence[TrainingCurve], panel: str) -> None:
 
 
 def _shorten(name: str) -> str:
-    return shorten_middle(
-        printable(name), _MOST_LETTERS, "…"
-    )  # the names of logs often differ only at their end
+    # The names of logs often differ only at their end.
+    return shorten_middle(printable(name), _MOST_LETTERS, "…")

@@ -22,6 +22,7 @@ from caffe_recipes.review.inspect.plot_style import (
     require_matplotlib,
     scale_rates,
 )
+from caffe_recipes.wording import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
     from caffe_recipes.review.inspect.schedules import PlottedSchedule, Stretch
-from caffe_recipes.wording import printable
 
 _SAMPLES = 600  # points of a stretch, about as many as a printed page can resolve
 
