@@ -117,8 +117,7 @@ class CaffeModule(nn.Module):
         """Return blobs by their index in the net; the others are freed as soon as nothing reads them."""
         if len(inputs) != len(self.input_indexes):
             raise TypeError(f"takes {len(self.input_indexes)} tensors ({', '.join(self.input_names)})")
-        self._check_types(inputs)
-        given = dict(zip(self.input_indexes, inputs, strict=True))
+        given = dict(zip(self.input_indexes, self._as_weights(inputs), strict=True))
         self.resize([tuple(x.shape) for x in inputs])
         values = dict(given)
         for call, slots in self._calls:
@@ -133,13 +132,28 @@ class CaffeModule(nn.Module):
                         del values[index]
         return values
 
-    def _check_types(self, inputs: Sequence[Tensor]) -> None:
-        """Raise DataError for an input of another type than the weights, unless autocast converts it."""
+    def _as_weights(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return inputs in the type of the weights, to which whole numbers are converted, as in Caffe.
+
+        Raises DataError for floats of another type, unless autocast converts them, and for whole numbers that
+        the type of the weights does not hold.
+        """
         mine = next(self.parameters(), None)
-        for name, x in zip(self.input_names, inputs, strict=True):
-            if mine is not None and x.dtype != mine.dtype and not torch.is_autocast_enabled(x.device.type):
-                what = f"input '{name}' is {_type_name(x)}, but the weights are {_type_name(mine)}"
-                raise DataError(self.net.path, what, f"convert it: x.to(torch.{_type_name(mine)})")
+        if mine is None:
+            return list(inputs)
+        return [self._as_type(mine.dtype, name, x) for name, x in zip(self.input_names, inputs, strict=True)]
+
+    def _as_type(self, dtype: torch.dtype, name: str, x: Tensor) -> Tensor:
+        if x.dtype == dtype or (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+            return x
+        if x.is_floating_point():
+            what = f"input '{name}' is {_type_name(x.dtype)}, but the weights are {_type_name(dtype)}"
+            raise DataError(self.net.path, what, f"convert it: x.to(torch.{_type_name(dtype)})")
+        converted = x.to(dtype)
+        if not torch.equal(converted.to(x.dtype), x):
+            what = f"input '{name}' has numbers that {_type_name(dtype)} does not hold"
+            raise DataError(self.net.path, what, "use the weights in float32")
+        return converted
 
     def resize(self, shapes: Sequence[TensorShape]) -> None:
         """Set the net up for inputs of these shapes. Raises InputError if it does not take them."""
@@ -183,5 +197,5 @@ def build_module(net: pb.NetParameter, weights: pb.NetParameter, path: str, weig
     return CaffeModule(made)
 
 
-def _type_name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
+def _type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

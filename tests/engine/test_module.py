@@ -113,6 +113,17 @@ def test_the_state_dict_is_named_by_layer_and_role_and_can_be_loaded(tmp_path: P
     assert doubled(x.double()).dtype == torch.float64
 
 
+def test_whole_numbers_become_the_type_of_the_weights_and_other_floats_are_refused(tmp_path: Path) -> None:
+    module = load_module(*write_net(tmp_path, NET))
+    image = torch.randint(0, 256, (1, 3, 6, 6), dtype=torch.uint8)
+    assert torch.equal(module(image), module(image.float()))
+    wrong = r"'data' is float64, but the weights are float32.*x.to\(torch.float32"
+    with pytest.raises(DataError, match=wrong):
+        module(image.double())
+    with pytest.raises(DataError, match="'data' has numbers that bfloat16 does not hold"):
+        module.bfloat16()(image.long() + 257)
+
+
 def test_gradients_reach_the_weights_and_the_input(tmp_path: Path) -> None:
     module = load_module(*write_net(tmp_path, NET))
     x = torch.randn(1, 3, 6, 6, requires_grad=True)
