@@ -12,6 +12,7 @@
       CheckFailed                   1   a check that the user asked for found something
       RunFailed                     3   a run started and did not succeed
         DiskFailed                      a file could not be written to a disk of this machine
+      ReaderGone                  141   the reader of the output has ended, as `| head` does
 
 Code that handles an error decides by its class and fields, never by its text. Only `cli/` and
 `engine/main.py` print errors; those of other packages are translated where they arise.
@@ -156,6 +157,15 @@ class DiskFailed(RunFailed):
     def __init__(self, path: str | Path, error: OSError) -> None:
         self.path = Path(path)
         super().__init__(path, f"cannot be written: {error.strerror}", hint_for(error, "check the disk"))
+
+
+class ReaderGone(CaffeRecipesError):
+    """Output whose reader has ended, as `| head` does; no line is printed about it."""
+
+    exit_code = 141  # as after SIGPIPE; 1 would say that a check found something
+
+    def __init__(self) -> None:
+        super().__init__("", "nobody reads the output")
 
 
 _PERMISSIONS = "check its permissions, and those of its folders"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import errno
 import gc
-import os
 import re
 import sys
 import threading
@@ -16,9 +15,10 @@ from typing import NamedTuple, cast
 import click
 
 from caffe_recipes.cli.options import examples
-from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error, hint_for, is_host_full
+from caffe_recipes.errors import CaffeRecipesError, InputError, ReaderGone, escaped_error, is_host_full
 from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
-from caffe_recipes.wording import did_you_mean, one_line
+from caffe_recipes.standard_streams import drop_output, open_standard_files, print_error, unwritable
+from caffe_recipes.wording import did_you_mean
 
 # Errors of the machine, not of the input.
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
@@ -140,16 +140,13 @@ def commands(limits: tuple[str, ...]) -> None:
         raise InputError("--limit" if limits else LIMITS_VARIABLE, str(error)) from None
 
 
-CLOSED_PIPE = 141  # as after SIGPIPE; 1 would say that a check found something
-
-
 def main() -> None:
     """Run the command line; exit with 2 for bad input, 1 for a failed check, 3 for a failed run."""
     # What modules make stays. The garbage collector would visit it again and again while they are imported,
     # and once more at exit: each time a tenth of a command's time.
     gc.set_threshold(20_000)
     atexit.register(gc.freeze)
-    _open_standard_files()
+    open_standard_files()
     close_umask()
     output = sys.stdout
     try:
@@ -176,28 +173,17 @@ def main() -> None:
             raise
         _fail("cannot start more threads; raise `ulimit -u`, or the job's limit on processes", 3)
     except BrokenPipeError:
-        _drop_output()
-        sys.exit(CLOSED_PIPE)
+        drop_output(output)
+        sys.exit(ReaderGone.exit_code)
     except SystemExit as end:  # click itself exits with 1 after a closed pipe, and wraps the output
-        sys.exit(end.code if sys.stdout is output else CLOSED_PIPE)
+        sys.exit(end.code if sys.stdout is output else ReaderGone.exit_code)
     except OSError as error:
         if error.filename:
             _fail(f"{error.filename}: {error.strerror}", 3 if error.errno in _FAILED else 2)
-        _drop_output()
+        drop_output(output)
         if _raised_in(error).endswith(_PRINTERS):  # not a failed run: a run survives this
-            why, hint = error.strerror, f"{hint_for(error, 'check its disk')}, or write to another file"
-            _fail(f"cannot write to standard output: {why}; {hint}", 2)
+            _fail(str(unwritable("standard output", error)), 2)
         _fail(str(error), 3 if error.errno in _FAILED else 2)
-
-
-def _open_standard_files() -> None:
-    """Open closed standard streams (`>&-`), so that no other file gets their descriptors."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
 
 
 def _raised_in(error: OSError) -> str:
@@ -211,11 +197,6 @@ def _lacks_threads(error: RuntimeError) -> bool:
     return (last.filename, last.name) == (threading.__file__, "start")
 
 
-def _drop_output() -> None:
-    """Discard pending output, which Python would try to write at exit, and then exit with 120."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _one_line(error: click.ClickException) -> str:
     """Return click's error in one line, with a reference to --help if it has no hint."""
     what = " ".join(error.format_message().split()).rstrip(".")
@@ -227,5 +208,5 @@ def _one_line(error: click.ClickException) -> str:
 
 def _fail(text: str, exit_code: int) -> None:
     """Print an error in one line, and exit."""
-    click.echo(f"Error: {one_line(text)}", err=True)
+    print_error(f"Error: {text}")
     sys.exit(exit_code)

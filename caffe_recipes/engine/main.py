@@ -24,9 +24,10 @@ from caffe_recipes.engine.launch_variables import check_store, find_place
 from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.engine.signal_requests import SIGNAL_EFFECTS, SignalRequests
 from caffe_recipes.engine.usage import render_usage
-from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error
+from caffe_recipes.errors import CaffeRecipesError, InputError, ReaderGone, escaped_error
 from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
-from caffe_recipes.wording import is_unicode, one_line
+from caffe_recipes.standard_streams import open_standard_files, print_error, print_output, unwritable
+from caffe_recipes.wording import is_unicode
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 on success, as Caffe does, 2 for bad input, and 3 for a failed run."""
     if argv is not None:
         return _run(argv)
+    open_standard_files()
     keep_large_blocks()
     code = 1  # for an uncaught exception
 
     def end() -> None:
-        sys.stdout.flush()
         os._exit(code)
 
     # Registered first, so called last, after MPI_Finalize: unloading torch would take Python a second.
@@ -154,13 +155,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    if {"-h", "-help", "--help"} & set(words) or not words:
-        asked = next((word for word in words if word in COMMANDS), "")
-        print(render_usage(asked), end="", file=sys.stdout if words else sys.stderr)
-        return 0 if words else 2
     close_umask()
     is_rank_0 = True
     try:
+        if {"-h", "-help", "--help"} & set(words) or not words:
+            asked = next((word for word in words if word in COMMANDS), "")
+            print_output(render_usage(asked).rstrip("\n"), err=not words)
+            return 0 if words else 2
         is_rank_0 = find_place(os.environ).rank == 0
         command, flags = parse_flags(words)
         if command not in COMMANDS:
@@ -175,6 +176,8 @@ def _run(words: Sequence[str]) -> int:
         return _report(error, is_rank_0)
     try:
         return COMMANDS[command](flags)
+    except CaffeRecipesError as error:
+        return _report(error)
     except Exception as error:
         return _report(escaped_error(command, error))
 
@@ -188,8 +191,8 @@ def check_modules(find: Callable[[str], object] = find_spec) -> None:
 
 
 def _report(error: CaffeRecipesError, prints: bool = True) -> int:
-    if prints:
-        print(f"caffe-torch: {one_line(str(error))}", file=sys.stderr, flush=True)
+    if prints and not isinstance(error, ReaderGone):
+        print_error(f"caffe-torch: {error}")
     return error.exit_code
 
 
@@ -246,7 +249,7 @@ def _train(flags: Flags) -> int:
         _run_training(flags, world, requests, log)
     except AgreedFailure as failure:
         if place.rank == 0:
-            print(f"caffe-torch: {one_line(failure.text)}", file=sys.stderr, flush=True)
+            print_error(f"caffe-torch: {failure.text}")
         return failure.code
     except CaffeRecipesError as error:
         _report(error)
@@ -287,10 +290,10 @@ def _on_rank_0(work: Callable[[Flags, Log], None], flags: Flags) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if find_place(os.environ).rank > 0:
         return 0
-    try:
-        work(flags, Log())
-    except CaffeRecipesError as error:
-        return _report(error)
+    log = Log()
+    work(flags, log)
+    if log.failure is not None:
+        raise unwritable("standard error", log.failure)
     return 0
 
 
@@ -340,14 +343,14 @@ def _time(flags: Flags, log: Log) -> None:
 
 
 def _version(flags: Flags) -> int:
-    print(f"caffe-torch {version('caffe-recipes')}")
+    print_output(f"caffe-torch {version('caffe-recipes')}")
     return 0
 
 
 def _device_query(flags: Flags) -> int:
     from caffe_recipes.engine import subcommands  # imports torch
 
-    print("\n".join(subcommands.list_gpus()) or "no GPU that PyTorch can use")
+    print_output("\n".join(subcommands.list_gpus()) or "no GPU that PyTorch can use")
     return 0
 
 

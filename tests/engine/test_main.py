@@ -15,8 +15,9 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
-from caffe_recipes.engine.main import check_modules, parse_flags
+from caffe_recipes.engine.main import check_modules, main, parse_flags
 from caffe_recipes.errors import InputError
+from caffe_recipes.standard_streams import drop_output
 from tests.engine.conftest import only_line
 
 Run = Callable[..., tuple[int, str]]
@@ -371,6 +372,43 @@ def test_the_program_ends_with_its_code_and_all_it_printed(words: tuple[str, ...
     done = subprocess.run([program, *words], capture_output=True, text=True)
     assert done.returncode == code
     assert "caffe-torch" in (done.stdout + done.stderr).splitlines()[-1]
+
+
+def test_closed_standard_files_do_no_harm() -> None:
+    command = f'exec "{Path(sys.executable).with_name("caffe-torch")}" version <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", command]).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--help", 2),
+        ("", 2),
+        ("version", 2),
+        ("device_query", 2),
+        ("trian", 2),
+        ("time -model net.prototxt -iterations 1", 2),
+        ("train -solver solver.prototxt", 0),
+    ],
+)
+def test_what_cannot_be_printed_is_bad_input_but_ends_no_training(
+    case: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: int
+) -> None:
+    with Path("/dev/full").open("w") as out, Path("/dev/full").open("w") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        assert main(words.split()) == code
+        drop_output(err)
+
+
+def test_a_log_without_a_reader_ends_as_by_sigpipe(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["time", "-model", "net.prototxt"], ["train", "-solver", "solver.prototxt"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "w") as stream:
+            monkeypatch.setattr(sys, "stderr", stream)
+            assert main(words) == 141
 
 
 def test_help_and_version_exit_0(run: Run) -> None:
