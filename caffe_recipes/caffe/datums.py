@@ -146,7 +146,7 @@ def open_datums(path: str | Path) -> Datums:
         tree = load_tree(path)
         with _opening:
             environment = _environments.get(key) or lmdb.open(
-                os.fspath(path), readonly=True, lock=False, create=False
+                os.fsencode(path), readonly=True, lock=False, create=False
             )
             _environments[key] = environment
     except FileNotFoundError:
@@ -289,7 +289,7 @@ def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int
 def _write(folder: Path, items: Iterable[tuple[str, pb.Datum]]) -> int:
     count = 0
     pending: list[tuple[bytes, bytes]] = []
-    with lmdb.open(os.fspath(folder), lock=False, sync=False, map_size=1 << 24) as environment:
+    with lmdb.open(os.fsencode(folder), lock=False, sync=False, map_size=1 << 24) as environment:
         for count, (name, datum) in enumerate(items, 1):
             pending.append(
                 (os.fsencode(f"{count - 1:08d}_{name}"), datum.SerializeToString(deterministic=True))

@@ -218,7 +218,7 @@ def _has_first_records(partial: Path, plan: BuildPlan) -> bool:
     if not settings.is_file() or read_bytes(settings, len(plan.settings_text) + 1) != plan.settings_text:
         return False
     with (
-        lmdb.open(os.fspath(partial / "lmdb"), lock=False, readonly=True) as environment,
+        lmdb.open(os.fsencode(partial / "lmdb"), lock=False, readonly=True) as environment,
         environment.begin(buffers=True) as transaction,
     ):
         for place, (key, value) in enumerate(transaction.cursor()):
@@ -402,7 +402,7 @@ def _fill(
     folder: Path, plan: BuildPlan, workers: int, skip_bad: bool, on_progress: Progress
 ) -> tuple[BuildManifest, str]:
     """Write the records that are missing; return the manifest, and a sentence on enlarged images."""
-    with lmdb.open(os.fspath(folder), lock=False, map_size=_START_BYTES) as environment:
+    with lmdb.open(os.fsencode(folder), lock=False, map_size=_START_BYTES) as environment:
         state = _load_state(environment, plan)
         if state.skipped and not skip_bad:
             what = f"was started with --skip-bad, which skipped '{state.skipped[0]}'"

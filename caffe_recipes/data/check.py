@@ -270,7 +270,7 @@ def _channel_means(stats: _LmdbStats) -> tuple[float, ...] | None:
 
 def _sizes(path: Path) -> tuple[int, int]:
     """Return the size of an LMDB, and that of its used pages, the size of a compact copy, in bytes."""
-    with lmdb.open(os.fspath(path), readonly=True, lock=False) as environment:
+    with lmdb.open(os.fsencode(path), readonly=True, lock=False) as environment:
         used = environment.stat()
         pages = 2 + used["branch_pages"] + used["leaf_pages"] + used["overflow_pages"]  # and 2 meta pages
         return (path / "data.mdb").stat().st_size, pages * used["psize"]

@@ -106,15 +106,16 @@ def test_a_shuffled_build_has_the_records_in_another_order(listed: Path, tmp_pat
     assert {(key[9:], value) for key, value in made} == {(key[9:], value) for key, value in plain}
 
 
-def test_the_engine_reads_what_was_built(listed: Path, tmp_path: Path) -> None:
-    for name, settings in (
-        ("raw", ConversionSettings(16, 24, is_encoded=False)),
-        ("png", ConversionSettings(16, 24, encode_type="png")),
+def test_the_engine_reads_what_was_built_under_any_name(listed: Path, tmp_path: Path) -> None:
+    raw, png = tmp_path / "raw", tmp_path / os.fsdecode(b"png\xff")
+    for path, settings in (
+        (raw, ConversionSettings(16, 24, is_encoded=False)),
+        (png, ConversionSettings(16, 24, encode_type="png")),
     ):
-        build_lmdb(plan_of(listed, settings), tmp_path / name)
-        assert first_image_shape(str(tmp_path / name)) == (3, 16, 24)
-    with open_datums(tmp_path / "raw") as raw, open_datums(tmp_path / "png") as png:
-        for (_, left), (_, right) in zip(raw, png, strict=True):
+        build_lmdb(plan_of(listed, settings), path)
+        assert first_image_shape(str(path)) == (3, 16, 24)
+    with open_datums(raw) as lefts, open_datums(png) as rights:
+        for (_, left), (_, right) in zip(lefts, rights, strict=True):
             one, other = (decode_datum(datum, pb.TransformationParameter()) for datum in (left, right))
             assert (one == other).all()
 
