@@ -20,8 +20,8 @@ from caffe_recipes.data.check import Problem, check_lmdb, render_report_json, re
 from caffe_recipes.data.digits import build_digits
 from caffe_recipes.data.images import ConversionSettings, Pictures, require_opencv
 from caffe_recipes.data.tfrecords import is_records
-from caffe_recipes.errors import CheckFailed, InputError, hint_for
-from caffe_recipes.files.atomic_writes import check_replaceable, write_whole
+from caffe_recipes.errors import CheckFailed, InputError
+from caffe_recipes.files.atomic_writes import check_output, write_whole
 from caffe_recipes.limits import MOST_RECORD_FILES
 from caffe_recipes.review.text_columns import wrap_line
 from caffe_recipes.wording import describe_count
@@ -500,10 +500,4 @@ def _check_sheet(sheet: Path) -> None:
     """Raise InputError unless the sheet can be written; called before the LMDB is read."""
     if sheet.suffix != ".png":
         raise InputError(sheet, "is not a .png file", "sheets are drawn as PNG")
-    if not sheet.parent.is_dir():
-        raise InputError(sheet, "its folder does not exist", "create it, or give another path")
-    try:
-        check_replaceable(sheet)
-    except OSError as error:
-        hint = hint_for(error, "give another path")
-        raise InputError(sheet, f"cannot be written: {error.strerror}", hint) from None
+    check_output(sheet, (), "--sheet")

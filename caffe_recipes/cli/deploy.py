@@ -29,7 +29,11 @@ from caffe_recipes.review.deploy import (
 )
 @click.argument("net", metavar="FILE|FOLDER|NAME[:net]", type=NET)
 @click.option(
-    "--out", "-o", metavar="FILE", type=PATH_TEXT, help="Write the net to this path; - is standard output."
+    "--out",
+    "-o",
+    metavar="FILE",
+    type=PATH_TEXT,
+    help="Write the net to this path, in place of any file there; - is standard output.",
 )
 @click.option(
     "--input",

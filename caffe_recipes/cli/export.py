@@ -23,7 +23,12 @@ from caffe_recipes.engine.packages import require_packages
 )
 @click.argument("model", metavar="[RUN|FOLDER]", required=False, type=RUN)
 @click.option(
-    "--out", "-o", metavar="FILE", required=True, type=PATH, help="The file to write: .onnx or .safetensors."
+    "--out",
+    "-o",
+    metavar="FILE",
+    required=True,
+    type=PATH,
+    help="The .onnx or .safetensors file to write, in place of any file there.",
 )
 @click.option(
     "--image",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 
 from caffe_recipes.engine.communication import AgreedFailure, Ranks, join_ranks
 from caffe_recipes.engine.glog import Log
@@ -25,6 +26,7 @@ from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.engine.signal_requests import SIGNAL_EFFECTS, SignalRequests
 from caffe_recipes.engine.usage import render_usage
 from caffe_recipes.errors import CaffeRecipesError, InputError, ReaderGone, escaped_error
+from caffe_recipes.files.atomic_writes import check_output
 from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
 from caffe_recipes.standard_streams import open_standard_files, print_error, print_output, unwritable
 from caffe_recipes.wording import is_unicode
@@ -316,7 +318,7 @@ def _predict(flags: Flags, log: Log) -> None:
     from caffe_recipes.engine import subcommands  # imports torch
 
     stages, weights = flags.stage.split(","), flags.weights.split(",")
-    subcommands.check_output_path("out", flags.out, [flags.model, *weights])
+    check_output(Path(flags.out), [flags.model, *weights], "-out")
     device = subcommands.find_device(flags.gpu, "predict", log)
     net = subcommands.load_test_net(flags.model, weights, flags.level, stages, log, device, flags.source)
     with closing(net):
@@ -331,7 +333,7 @@ def _time(flags: Flags, log: Log) -> None:
 
     stages, weights = flags.stage.split(","), _names(flags.weights)
     if flags.trace:
-        subcommands.check_output_path("trace", flags.trace, [flags.model, *weights])
+        check_output(Path(flags.trace), [flags.model, *weights], "-trace")
     device = subcommands.find_device(flags.gpu, "time", log)
     net = timing.load_timed_net(flags.model, weights, flags.phase, flags.level, stages, log, device)
     with closing(net):

@@ -16,8 +16,9 @@ from caffe_recipes.engine.module import CaffeModule, load_module
 from caffe_recipes.engine.onnx_graph import build_onnx, free_shapes
 from caffe_recipes.engine.operators.operator import TensorShape
 from caffe_recipes.engine.predictor import ImageValues, Predictor
-from caffe_recipes.engine.state_files import check_export, describe_export, write_export
+from caffe_recipes.engine.state_files import describe_export, write_export
 from caffe_recipes.errors import CaffeRecipesError, CheckFailed, InputError
+from caffe_recipes.files.atomic_writes import check_output
 
 TOLERANCE = 1e-4  # of the largest output
 _LARGEST_BYTES = 2**31 - 1  # of a protobuf message
@@ -30,7 +31,7 @@ def export_onnx(model: Model, images: Sequence[Path], out: Path) -> str:
     Raises InputError for a net that cannot be exported, and CheckFailed, with nothing written, if any output
     differs by more than TOLERANCE of the largest one.
     """
-    check_export(out)
+    check_output(out, [model.net, model.weights, *images], "--out")
     module = load_module(model.net, model.weights)
     made = build_onnx(module, describe_export(model, module))
     if made.ByteSize() > _LARGEST_BYTES:

@@ -18,27 +18,18 @@ from torch import Tensor
 
 from caffe_recipes.caffe.models import Model
 from caffe_recipes.engine.module import CaffeModule, load_module
-from caffe_recipes.errors import InputError, hint_for
-from caffe_recipes.files.atomic_writes import check_replaceable, write_whole
+from caffe_recipes.files.atomic_writes import check_output, output_error, write_whole
 
 _ALIGNMENT = 8
 
 
 def export_state(model: Model, out: Path) -> str:
     """Write a safetensors file, and return a line on what it holds. Raises InputError."""
-    check_export(out)
+    check_output(out, [model.net, model.weights], "--out")
     module = load_module(model.net, model.weights)
     state = module.state_dict()
     write_export(out, render_safetensors(state, describe_export(model, module)))
     return f"{len(state)} tensors, {sum(values.numel() for values in state.values()):,} values"
-
-
-def check_export(out: Path) -> None:
-    """Raise InputError if a file cannot be written, before anything is computed."""
-    try:
-        check_replaceable(out)
-    except OSError as error:
-        raise _unwritable(out, error) from None
 
 
 def write_export(out: Path, data: bytes) -> None:
@@ -46,11 +37,7 @@ def write_export(out: Path, data: bytes) -> None:
     try:
         write_whole({out: data})
     except OSError as error:
-        raise _unwritable(out, error) from None
-
-
-def _unwritable(out: Path, error: OSError) -> InputError:
-    return InputError(out, f"cannot be written: {error.strerror}", hint_for(error, "check its folder"))
+        raise output_error(out, error) from None
 
 
 def describe_export(model: Model, module: CaffeModule) -> Mapping[str, str]:

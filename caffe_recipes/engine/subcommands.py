@@ -42,8 +42,8 @@ from caffe_recipes.engine.snapshot import check_complete, check_prefix, copy_his
 from caffe_recipes.engine.solver import Solver, format_output
 from caffe_recipes.engine.supported import check_supported
 from caffe_recipes.engine.updates import flatten_params
-from caffe_recipes.errors import DataError, DiskFailed, InputError, RunFailed, hint_for
-from caffe_recipes.files.atomic_writes import check_not_input, check_replaceable, write_whole
+from caffe_recipes.errors import DataError, DiskFailed, InputError, RunFailed
+from caffe_recipes.files.atomic_writes import check_not_input, write_whole
 from caffe_recipes.wording import describe_count
 
 
@@ -351,26 +351,6 @@ def test(net: RunnableNet, iterations: int, log: Log) -> None:
 
 
 _SOFTMAX = ("SoftmaxWithLoss", "Softmax")
-
-
-def check_output_path(option: str, out: str, inputs: Sequence[str]) -> None:
-    """Raise InputError if the file of an option cannot be written, or is an input of the command.
-
-    Called before anything is computed.
-    """
-    path = Path(out)
-    try:
-        if path.is_dir():
-            raise InputError(out, "is a folder", "give the path of a file")
-        if path.exists() and not path.is_file():  # writing would replace it with a regular file
-            raise InputError(out, "is a device or a pipe", "give the path of a file")
-        if not path.parent.is_dir():
-            raise InputError(out, f"the folder {path.parent} does not exist", "create it")
-        check_replaceable(path)
-    except OSError as error:
-        hint = hint_for(error, f"give another file with -{option}")
-        raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
-    check_not_input(path, inputs, f"-{option}")
 
 
 def check_not_read(option: str, out: str, net: RunnableNet) -> None:

@@ -23,7 +23,8 @@ _OPTIONS = (
         ("predict",),
         """\
   -out FILE.npz          write the input of the last softmax (images x classes)
-                         and the label of every image in the net's TEST LMDB
+                         and the label of every image in the net's TEST LMDB,
+                         in place of any file there
   -source LMDB           read this LMDB instead of the net's
 """,
     ),
@@ -31,7 +32,7 @@ _OPTIONS = (
         ("time",),
         """\
   -trace FILE.json       also write a trace of one pass, for Perfetto or
-                         chrome://tracing
+                         chrome://tracing, in place of any file there
 """,
     ),
     (

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, hint_for
 from caffe_recipes.trust import (
     Place,
     UntrustedPathError,
@@ -99,6 +99,27 @@ def check_not_input(out: Path, inputs: Iterable[str | Path], option: str) -> Non
     raise InputError(out, "is an input of this command", f"give another file with {option}")
 
 
+def check_output(out: Path, inputs: Iterable[str | Path], option: str) -> None:
+    """Raise InputError if the file of an option cannot be written, or is one of a command's inputs.
+
+    Any other file there will be replaced, whatever it holds. Called before anything is computed.
+    """
+    try:
+        if out.is_dir():
+            raise InputError(out, "is a folder", f"name a file in it with {option}")
+        if not out.parent.is_dir():
+            raise InputError(out, f"the folder {out.parent} does not exist", "create it")
+        check_replaceable(out)
+    except OSError as error:
+        raise output_error(out, error, f"give another file with {option}") from None
+    check_not_input(out, inputs, option)
+
+
+def output_error(out: Path, error: OSError, hint: str = "check its folder") -> InputError:
+    """Return the InputError for a file that cannot be written; `hint` if the error has none of its own."""
+    return InputError(out, f"cannot be written: {error.strerror}", hint_for(error, hint))
+
+
 def make_parents(path: Path) -> None:
     """Create the folders above a path that do not exist; raises OSError, which names the last of them.
 
@@ -149,7 +170,7 @@ def _look(place: Place) -> os.stat_result | None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "Is a device, pipe or socket, not a file")
+        raise OSError(errno.EINVAL, "it is a device, pipe or socket, not a file")
     if not os.access(place.name, os.W_OK, dir_fd=folder):  # a rename would ignore the file's mode
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return status

@@ -14,8 +14,8 @@ from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
 from caffe_recipes.caffe.prototxt import MOST_BYTES, NO_COMMENTS, Comment, encode_prototxt
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.caffe.weights import serialize
-from caffe_recipes.errors import InputError, hint_for
-from caffe_recipes.files.atomic_writes import check_not_input, write_whole
+from caffe_recipes.errors import InputError
+from caffe_recipes.files.atomic_writes import check_output, output_error, write_whole
 from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.limits import limit
 from caffe_recipes.review.inspect.nets import image_reader, load_given_net
@@ -69,23 +69,20 @@ def write_deploy(
 
     Raises InputError, also before it would write over one of the `inputs`, or over other weights.
     """
-    if out.is_dir():
-        raise InputError(out, "is a folder", f"give a file, such as --out {out / 'deploy.prototxt'}")
     files = {out: encode_prototxt(text)}
     if out.suffix in (".caffemodel", ".solverstate", ".h5"):
         raise InputError(out, "is the name of weights, and a net is written", "give e.g. deploy.prototxt")
     if weights is not None:
         files[out.with_suffix(".caffemodel")] = serialize(weights)
     for path in files:
-        check_not_input(path, inputs, "--out")
+        check_output(path, inputs, "--out")
     for path in filter(Path.exists, [*files][1:]):
         if path.stat().st_size and not _holds(path, files[path]):
             raise InputError(path, "holds other weights", "remove it, or give another file with --out")
     try:
         write_whole(files)
     except OSError as error:
-        hint = hint_for(error, "check its folder")
-        raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
+        raise output_error(out, error) from None
     return list(files)
 
 

@@ -44,7 +44,7 @@ def test_the_net_that_a_solver_or_a_folder_names_is_not_written_over(tmp_path: P
 def test_for_a_folder_the_hint_names_a_file_in_it(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text(NET)
     done = call_main("deploy", "net.prototxt", "-o", ".", cwd=tmp_path)
-    assert done.stderr == "Error: .: is a folder; give a file, such as --out deploy.prototxt\n"
+    assert done.stderr == "Error: .: is a folder; name a file in it with --out\n"
     assert done.returncode == 2
 
 

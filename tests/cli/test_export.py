@@ -39,3 +39,14 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(tmp_path: Path) 
         done = call_main("export", *words, cwd=tmp_path)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_weights_are_not_written_over(tmp_path: Path) -> None:
+    net, weights = write_model(tmp_path)
+    given = Path(weights).rename(tmp_path / "n.onnx")
+    before = given.read_bytes()
+    for out in ("n.onnx", "./n.onnx"):
+        words = ("--net", net, "--weights", given, "-o", out)
+        done = call_main("export", *words, cwd=tmp_path)
+        assert (done.returncode, given.read_bytes()) == (2, before)
+        assert done.stderr == "Error: n.onnx: is an input of this command; give another file with --out\n"

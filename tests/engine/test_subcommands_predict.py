@@ -139,7 +139,7 @@ def test_a_pipe_is_not_replaced(trained: Path, run: Run) -> None:
     os.mkfifo(trained / "pipe")
     code, log = run(*PREDICT[:-1], "pipe")
     assert code == 2
-    assert "pipe: is a device or a pipe; give the path of a file" in only_line(log)
+    assert "pipe: cannot be written: it is a device, pipe or socket, not a file; give" in only_line(log)
     assert (trained / "pipe").is_fifo()
 
 

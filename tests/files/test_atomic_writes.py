@@ -14,6 +14,7 @@ import pytest
 from caffe_recipes.errors import InputError
 from caffe_recipes.files.atomic_writes import (
     check_not_input,
+    check_output,
     check_replaceable,
     make_own_folder,
     make_parents,
@@ -53,7 +54,7 @@ def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("pipe")
     for name in ("pipe", "link"):
         for write in (lambda path: write_whole({path: b"new"}), check_replaceable):
-            with pytest.raises(OSError, match="Is a device, pipe or socket, not a file") as caught:
+            with pytest.raises(OSError, match="it is a device, pipe or socket, not a file") as caught:
                 write(tmp_path / name)
             assert caught.value.filename == str(tmp_path / name)
     assert (tmp_path / "pipe").is_fifo()
@@ -358,6 +359,23 @@ def test_an_input_is_found_by_another_path(tmp_path: Path) -> None:
             InputError, match=f"{out}: is an input of this command; give another file with -o"
         ):
             check_not_input(tmp_path / out, ["absent", str(tmp_path / "one")], "-o")
+
+
+def test_an_output_is_checked_before_anything_is_computed(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(b"of another kind")
+    (tmp_path / "in").touch()
+    os.mkfifo(tmp_path / "pipe")
+    check_output(tmp_path / "photo.jpg", [tmp_path / "in"], "-o")
+    check_output(tmp_path / "new", [], "-o")
+    for name, what in (
+        ("", "is a folder; name a file in it with -o"),
+        ("none/new", "the folder .*none does not exist; create it"),
+        ("pipe", "cannot be written: it is a device, pipe or socket, not a file; give another file with -o"),
+        ("in", "is an input of this command; give another file with -o"),
+    ):
+        with pytest.raises(InputError, match=f": {what}$"):
+            check_output(tmp_path / name, [tmp_path / "in"], "-o")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "photo.jpg", "pipe"]
 
 
 def test_what_is_not_there_or_has_no_possible_name_is_not_an_input(tmp_path: Path) -> None:
