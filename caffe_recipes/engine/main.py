@@ -212,8 +212,9 @@ def _check_flags(command: str, flags: Flags) -> None:
             raise InputError("", what, f"give {', '.join(SIGNAL_EFFECTS)}")
     if flags.gpu and not _GPUS.fullmatch(flags.gpu):
         raise InputError("", f"-gpu {flags.gpu[:80]} is not a device ID", "write 0, 0,1 or all")
-    if not flags.gpu.isdigit() and flags.gpu and command != "train":
-        raise InputError("", f"-gpu {flags.gpu} works only with train", "give one device ID, such as 0")
+    if not flags.gpu.isdigit() and flags.gpu and command not in ("train", "device_query"):
+        hint = "give one device ID, such as 0"
+        raise InputError("", f"-gpu {flags.gpu} works only with train and device_query", hint)
     for name in ("source", "stage"):
         if not is_unicode(getattr(flags, name)):
             what = f"-{name} {getattr(flags, name)} is not UTF-8, as texts of a net are"
@@ -352,7 +353,7 @@ def _version(flags: Flags) -> int:
 def _device_query(flags: Flags) -> int:
     from caffe_recipes.engine import subcommands  # imports torch
 
-    print_output("\n".join(subcommands.list_gpus()) or "no GPU that PyTorch can use")
+    print_output("\n".join(subcommands.list_gpus(flags.gpu)) or "no GPU that PyTorch can use")
     return 0
 
 

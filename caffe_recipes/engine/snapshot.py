@@ -119,12 +119,18 @@ def save_snapshot(
 
 @torch.no_grad()
 def copy_weights(
-    net: RunnableNet, weights: pb.NetParameter, path: str, log: Log, new: Collection[str] = ()
+    net: RunnableNet,
+    weights: pb.NetParameter,
+    path: str,
+    log: Log,
+    new: Collection[str] = (),
+    hint: str = "give the weights of this net",
 ) -> list[str]:
     """Copy the weights of all layers that the net also has, except `new` ones, from a file.
 
     Returns the names of all learned layers in the file. Its other layers are ignored and logged.
     Raises WeightsError if a shape does not match, or if the net and the file have no layer in common.
+    `{layers}` in `hint` is replaced with the name of a layer that does not fit.
     """
     wanted = {name: blobs for name, blobs in net.blobs().items() if name not in new}
     found = set()
@@ -140,9 +146,10 @@ def copy_weights(
         if len(mine) != len(layer.blobs):
             blobs = describe_count(len(layer.blobs), "blob")
             what = f"layer '{layer.name}' has {blobs}, but {len(mine)} in {net.path}"
-            raise WeightsError(path, what, "give the weights of this net")
+            raise WeightsError(path, what, hint.format(layers=layer.name))
         for index, (tensor, shape, blob) in enumerate(zip(mine, shapes, layer.blobs, strict=True)):
-            _check_shape(path, net.path, f"layer '{layer.name}', blob {index},", shape, blob)
+            where = f"layer '{layer.name}', blob {index},"
+            _check_shape(path, net.path, where, shape, blob, hint.format(layers=layer.name))
             tensor.copy_(_blob_tensor(blob).view(tensor.shape))
         found.add(layer.name)
     if wanted and not found:
@@ -205,12 +212,12 @@ def _blob_tensor(blob: pb.BlobProto) -> Tensor:
     return torch.frombuffer(bytearray(packed_data(blob)), dtype=torch.float32)
 
 
-def _check_shape(path: str, net: str, where: str, wanted: Sequence[int], blob: pb.BlobProto) -> None:
+def _check_shape(
+    path: str, net: str, where: str, wanted: Sequence[int], blob: pb.BlobProto, hint: str
+) -> None:
     if not fits_shape(blob, tuple(wanted)):
         what = f"{where} is {format_shape(blob_shape(blob))}, but {format_shape(wanted)} in {net}"
-        raise WeightsError(
-            path, what, "give the weights of this net, or train with -new_layers and the layer's name"
-        )
+        raise WeightsError(path, what, hint)
 
 
 @torch.no_grad()
@@ -225,13 +232,13 @@ def copy_history(
 
     Caffe writes no velocity for RMSProp, which therefore restarts at 0.
     """
-    mine = _history_blobs(net, groups)
+    mine, hint = _history_blobs(net, groups), "resume with the net and the solver type that wrote it"
     if solver.type == "RMSProp" and len(state.history) == len(net.params):
         mine = mine[: len(net.params)]
     if len(mine) != len(state.history):
         blobs = describe_count(len(state.history), "blob")
         what = f"has {blobs} of history, but this net and solver need {len(mine)}"
-        raise WeightsError(path, what, "resume with the net and the solver type that wrote it")
+        raise WeightsError(path, what, hint)
     for index, (tensor, blob) in enumerate(zip(mine, state.history, strict=True)):
-        _check_shape(path, net.path, f"history {index}", tensor.shape, blob)
+        _check_shape(path, net.path, f"history {index}", tensor.shape, blob, hint)
         tensor.copy_(_blob_tensor(blob).view(tensor.shape))

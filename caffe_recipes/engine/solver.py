@@ -369,7 +369,7 @@ class Solver:
         factor = eps**-0.5 if eps else math.inf
         what = f"{error.what}: {names} {plural(len(empty), 'uses', 'use')} statistics that are empty"
         what += f" (use_global_stats), and so {plural(len(empty), 'multiplies', 'multiply')} by {factor:.4g}"
-        return error.reworded(what=what, hint="give --weights that hold them, or remove use_global_stats")
+        return error.reworded(what=what, hint="give -weights that hold them, or remove use_global_stats")
 
     def _display(self, smoothed: float) -> None:
         self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {format_number(smoothed)}")

@@ -59,10 +59,10 @@ class StartPoint:
     new_layers: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise WeightsError if one of the files is missing or empty."""
+        """Raise WeightsError if one of the files cannot be read, or is of another kind."""
         check_weights_files(self.weights)
         if self.snapshot:
-            check_weights_files([self.snapshot], "solverstate")
+            load_solverstate(self.snapshot)
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,7 @@ def find_device(
     else:
         log.info(place, "Use CPU.")
         return "cpu"
-    if not count:
-        raise InputError("", f"{asked}, but PyTorch finds no GPU", hint)
-    if not 0 <= gpu < count:
-        known = f"GPUs 0 to {count - 1}" if count > 1 else "only GPU 0"
-        raise InputError("", f"{asked}, but there is no GPU {gpu}", f"this host has {known}")
-    try:
-        name = torch.cuda.get_device_name(gpu)
-    except (AssertionError, RuntimeError) as error:  # the driver is too old, or another process has the GPU
-        reason = str(error).partition("\n")[0]
-        raise InputError("", f"{asked}, but PyTorch cannot use it: {reason}", hint) from None
+    name = _gpu_name(gpu, count, asked, hint)
     log.info(place, f"Use GPU with device ID {gpu}: {name}")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # as in Caffe: float32
     torch.backends.cudnn.deterministic = True
@@ -127,10 +118,29 @@ def _gpu_of_rank(gpus: Sequence[int], asked: str) -> int:
     return gpus[rank_on_host(os.environ) % len(gpus)] if gpus else 0
 
 
-def list_gpus() -> list[str]:
-    """Return a line for each GPU that PyTorch can use, with its number and its name."""
+def _gpu_name(gpu: int, count: int, asked: str, hint: str) -> str:
+    """Return the name of one of this host's GPUs. Raises InputError if PyTorch cannot use it."""
+    if not count:
+        raise InputError("", f"{asked}, but PyTorch finds no GPU", hint)
+    if not 0 <= gpu < count:
+        known = f"GPUs 0 to {count - 1}" if count > 1 else "only GPU 0"
+        raise InputError("", f"{asked}, but there is no GPU {gpu}", f"this host has {known}")
+    try:
+        return torch.cuda.get_device_name(gpu)
+    except (AssertionError, RuntimeError) as error:  # the driver is too old, or another process has the GPU
+        reason = str(error).partition("\n")[0]
+        raise InputError("", f"{asked}, but PyTorch cannot use it: {reason}", hint) from None
+
+
+def list_gpus(flag: str = "") -> list[str]:
+    """Return a line with number and name for each GPU that the flag -gpu names; for all without it.
+
+    Raises InputError if PyTorch cannot use one of them.
+    """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [f"GPU {number}: {torch.cuda.get_device_name(number)}" for number in range(count)]
+    gpus = range(count) if flag in ("", "all") else map(int, flag.split(","))
+    asked, hint = f"-gpu {flag}" if flag else "all GPUs", "check the driver with nvidia-smi"
+    return [f"GPU {gpu}: {_gpu_name(gpu, count, asked, hint)}" for gpu in gpus]
 
 
 def prepare_solver(
@@ -211,8 +221,9 @@ def _load_start(solver: Solver, start: StartPoint, log: Log) -> None:
     if start.snapshot:
         log.info("caffe.cpp:316", f"Resuming from {start.snapshot}")
         state = load_solverstate(start.snapshot)
-        snapshot = {state.learned_net: _load(solver, state.learned_net, (), log)}
-        check_complete(solver.net, snapshot, "resume with the net that wrote the snapshot")
+        hint = "resume with the net that wrote the snapshot"
+        snapshot = {state.learned_net: _load(solver, state.learned_net, (), log, hint)}
+        check_complete(solver.net, snapshot, hint)
         log.info("sgd_solver.cpp:808", f"{solver.param.type}Solver: restoring history")
         copy_history(solver.net, solver.groups, solver.param, state, start.snapshot)
         solver.iteration = state.iter
@@ -224,20 +235,22 @@ def _load_start(solver: Solver, start: StartPoint, log: Log) -> None:
             raise InputError("-new_layers", what, f"choose from {', '.join(trained)}")
     for path in start.weights:
         log.info("caffe.cpp:218", f"Finetuning from {path}")
-        layers_by_file[path] = _load(solver, path, new, log)
+        layers_by_file[path] = _load(solver, path, new, log, "give the weights of this net, or " + _RENEW)
     if layers_by_file:
-        hint = "rename it, or give -new_layers {layers} to train from fillers"
-        check_complete(solver.net, layers_by_file, hint, new)
+        check_complete(solver.net, layers_by_file, "rename it, or " + _RENEW, new)
 
 
-def _load(solver: Solver, path: str, new: tuple[str, ...], log: Log) -> list[str]:
+_RENEW = "give -new_layers {layers} to train from fillers"
+
+
+def _load(solver: Solver, path: str, new: tuple[str, ...], log: Log, hint: str) -> list[str]:
     """Copy the weights of a file into all nets, and return the names of its learned layers."""
     weights = load_weights(path)
-    layers = copy_weights(solver.net, weights, path, log, new)
+    layers = copy_weights(solver.net, weights, path, log, new, hint)
     trained = solver.net.blobs()
     for net in solver.test_nets:
         if net.blobs().keys() - trained:  # layers that the TRAIN net does not have
-            copy_weights(net, weights, path, Log(enabled=False), new)
+            copy_weights(net, weights, path, Log(enabled=False), new, hint)
     return layers
 
 
@@ -389,6 +402,8 @@ def predict(net: RunnableNet, out: str, log: Log) -> None:
         done += len(batch)
         log.info("predict", f"{done} of {count} images")
     _write(out, np.concatenate(scores), np.concatenate(labels))
+    shape = "x".join(map(str, (count, scores[0].shape[1])))
+    log.info("predict", f"Wrote {out}: scores ({shape}, float32) and labels ({count}, int32)")
 
 
 def _find_data(net: RunnableNet) -> LayerNode:

@@ -14,7 +14,7 @@ _COMMANDS = {
   caffe-torch time -model FILE [-weights FILE[,FILE]] [-phase TRAIN|TEST]
                    [-iterations N] [-trace FILE.json]
 """,
-    "device_query": "  caffe-torch device_query\n",
+    "device_query": "  caffe-torch device_query [-gpu N[,N]]\n",
     "version": "  caffe-torch version\n",
 }
 _NETS = ("train", "test", "predict", "time")
@@ -50,6 +50,7 @@ _OPTIONS = (
 """,
     ),
     (_NETS, "  -gpu N                 use this GPU; without -gpu, train uses solver_mode\n"),
+    (("device_query",), "  -gpu N, -gpu 0,1       name only these GPUs [default: all]\n"),
     (("train",), "  -gpu 0,1 | -gpu all    each rank of a host trains on one of these GPUs\n"),
     (_NETS, "  -level N, -stage A,B   set the net's state for include and exclude rules\n"),
     (
@@ -63,6 +64,8 @@ _OPTIONS = (
     (
         _NETS,
         """\
+  -engine E              accepted and ignored: it selects Caffe's kernels
+                         (CAFFE, MKL2017, ...), but PyTorch computes here
   -logtostderr, -v N, ...
                          glog's flags are accepted and ignored: the log goes to
                          stderr

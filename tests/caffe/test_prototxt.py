@@ -71,7 +71,8 @@ def test_a_file_is_loaded(tmp_path: Path) -> None:
          ":2:7: byte 0xa2 is not UTF-8; write UTF-8; only comments may contain other bytes"),
         (b"\n\x05LeNet\xa2\x06\0",
          ": is a binary file, such as the weights of a model, and not the text of a prototxt; "
-         "give the net or solver; weights go with --weights (deploy: --fold-bn, resuming: -snapshot)"),
+         "give the net or solver; weights go with -weights (caffe-torch), --weights (classify, export) or "
+         "--fold-bn (deploy)"),
         ("name: 'LeNet'".encode("utf-16"),
          ":1:1: byte 0xff is not UTF-8; write UTF-8; only comments may contain other bytes"),
         (b"net: 'caf\xe9' # caf\xe9",

@@ -253,7 +253,7 @@ def test_a_loss_that_is_lost_for_want_of_statistics_says_so(case: Path, run: Run
     assert code == 3
     assert (
         "bn uses statistics that are empty (use_global_stats), and so multiplies by 316.2; "
-        "give --weights that hold them, or remove use_global_stats"
+        "give -weights that hold them, or remove use_global_stats"
     ) in only_line(log)
 
 

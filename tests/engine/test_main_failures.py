@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from caffe_recipes.caffe import pb
 from caffe_recipes.engine import memory
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.main import COMMANDS
+from caffe_recipes.engine.main import COMMANDS, main
 from caffe_recipes.engine.operators import OPERATORS
 from caffe_recipes.engine.subcommands import find_device
 from caffe_recipes.errors import escaped_error
@@ -113,6 +113,26 @@ def test_a_gpu_that_cannot_be_used_is_one_line(
     change(case / "solver.prototxt", ("solver_mode: CPU", "device_id: 5"))
     code, log = run("train", "-solver", "solver.prototxt", *words)
     assert (code, message in only_line(log)) == (2, True), log
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ((), "GPU 0: 0-th\nGPU 1: 1-th\n"),
+        (("-gpu", "all"), "GPU 0: 0-th\nGPU 1: 1-th\n"),
+        (("-gpu", "1,0"), "GPU 1: 1-th\nGPU 0: 0-th\n"),
+        (("-gpu", "1"), "GPU 1: 1-th\n"),
+        (("-gpu", "3"), "caffe-torch: -gpu 3, but there is no GPU 3; this host has GPUs 0 to 1\n"),
+    ],
+)
+def test_device_query_names_the_gpus_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], shown: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: f"{gpu}-th")
+    code, printed = main(["device_query", *words]), capfd.readouterr()
+    assert (code, printed.out + printed.err) == (2 if "3" in words else 0, shown)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,14 @@ def test_weights_of_another_shape_are_refused_with_both_shapes(case: Path, run: 
     assert code == 2
     assert "3 16 (48)" in only_line(log)
     assert "5 16 (80)" in only_line(log)
+    assert only_line(log).endswith("give -new_layers ip to train from fillers")
+    for words in (("test",), ("predict", "-out", "o.npz"), ("time",)):  # which have no such flag
+        code, log = run(*words, "-model", "net.prototxt", "-weights", "run_iter_6.caffemodel")
+        assert (code, "-new_layers" in log) == (2, False)
+        assert only_line(log).endswith("in net.prototxt; give the weights of this net")
+    code, log = run("train", "-solver", "solver.prototxt", "-snapshot", "run_iter_6.solverstate")
+    assert (code, "-new_layers" in log) == (2, False)
+    assert only_line(log).endswith("in net.prototxt; resume with the net that wrote the snapshot")
 
 
 def test_a_renamed_layer_is_refused_unless_it_is_declared_new(case: Path, run: Run, change: Change) -> None:
@@ -157,3 +165,30 @@ def test_weights_that_are_not_there_are_found_before_the_net_is_set_up(
     code, log = run(*words)
     assert (code, "Opened lmdb" in log) == (2, False)
     assert only_line(log).startswith("caffe-torch: absent: no such file; give the path to a ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "-solver", "solver.prototxt"),
+        ("test", "-model", "net.prototxt"),
+        ("predict", "-model", "net.prototxt", "-out", "o.npz"),
+        ("time", "-model", "net.prototxt"),
+    ],
+)
+@pytest.mark.parametrize("content", [b"text", b"\x00\xff" * 50])
+def test_a_file_that_is_not_weights_is_refused_before_the_net_is_set_up(
+    case: Path, run: Run, words: tuple[str, ...], content: bytes
+) -> None:
+    (case / "w").write_bytes(content)
+    code, log = run(*words, "-weights", "w")
+    assert (code, len(log.splitlines()) < 4) == (2, True), log
+    assert only_line(log).startswith("caffe-torch: w: is ")
+
+
+def test_a_part_of_a_name_with_a_comma_is_refused_with_the_reason(case: Path, run: Run) -> None:
+    (case / "a,b").write_bytes(b"weights")
+    code, log = run("test", "-model", "net.prototxt", "-weights", "a,b")
+    assert code == 2
+    why = "-weights is split at commas, as in Caffe; rename a file whose name has one"
+    assert only_line(log) == f"caffe-torch: a: no such file; {why}"

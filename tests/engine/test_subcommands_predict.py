@@ -38,6 +38,7 @@ def test_each_image_is_predicted_once_in_the_order_of_its_keys(trained: Path, ru
     code, log = run(*PREDICT)
     assert code == 0
     assert "10 of 10 images" in log
+    assert log.endswith("Wrote out.npz: scores (10x3, float32) and labels (10, int32)\n")
     with np.load(trained / "out.npz") as held:
         assert held["scores"].shape == (10, 3)
         assert held["scores"].dtype == np.float32

@@ -26,4 +26,4 @@ def test_the_help_names_all_commands_and_flags() -> None:
         assert f"caffe-torch {command}" in render_usage(command)
     for name in (field.name for field in fields(Flags)):
         pattern = rf"-{name.replace('_', '[-_]')}\b"
-        assert name == "engine" or re.search(pattern, render_usage())  # accepted and ignored, as Caffe's
+        assert re.search(pattern, render_usage()), name
