@@ -7,7 +7,6 @@ a program prepares images as the net was tested; pixels are in BGR order, as Ope
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files.bounded_reads import read_within, reading
+from caffe_recipes.run_names import RUNS, run_folders
 from caffe_recipes.wording import is_unicode
 
 DESCRIPTION, DEPLOY, WEIGHTS, MEAN, README = (
@@ -103,11 +103,9 @@ def find_model(given: str, root: Path) -> Path:
 
     The name of a recipe means its latest run. Raises InputError if there is no model.
     """
-    folder, runs = root / "runs" / given, root / "runs"
-    if not folder.exists() and "/" not in given and runs.is_dir():
-        own = re.compile(rf"{re.escape(given)}-([1-9][0-9]{{0,8}})")
-        numbers = [int(found[1]) for path in runs.iterdir() if (found := own.fullmatch(path.name))]
-        folder = runs / f"{given}-{max(numbers, default=1)}"
+    folder = root / RUNS / given
+    if not folder.exists():
+        folder = (run_folders(root, given) or [folder])[-1]
     for place in (Path(given), Path(given) / "model", folder / "model"):
         if (place / DESCRIPTION).is_file():
             return place

@@ -11,8 +11,9 @@ from caffe_recipes.caffe.models import LooseFiles, open_model
 from caffe_recipes.cli import run_options
 from caffe_recipes.cli.model_options import loose_files
 from caffe_recipes.cli.options import RUN, Whole, examples
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, reporting
 from caffe_recipes.engine.packages import require_packages
+from caffe_recipes.errors import InputError
 
 
 @click.command(
@@ -29,7 +30,10 @@ from caffe_recipes.engine.packages import require_packages
     "--top", type=Whole(1), metavar="N", default=5, show_default=True, help="Classes to print for each image."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def classify(words: tuple[str, ...], caffe_root: str, loose: LooseFiles, top: int, as_json: bool) -> None:
+@click.pass_context
+def classify(
+    ctx: click.Context, words: tuple[str, ...], caffe_root: str, loose: LooseFiles, top: int, as_json: bool
+) -> None:
     """Print the most likely classes of each image, with their probabilities.
 
     RUN is the name or folder of a finished run, whose model/ is read, or a recipe's name, for its latest run;
@@ -45,21 +49,15 @@ def classify(words: tuple[str, ...], caffe_root: str, loose: LooseFiles, top: in
     require_packages("classify", "torch", "cv2")
     from caffe_recipes.engine.predictor import Predictor
 
-    predictor = Predictor(model)
-    results, failures = predictor.rank_files(images, top)
+    predictor, failures, shown = Predictor(model), list[InputError](), list[object]()
+    for image in images:
+        with reporting(failures):
+            rows = predictor.rank(predictor.prepare(Path(image)), top)
+            if as_json:
+                classes = [dict(zip(("class", "name", "probability"), row, strict=True)) for row in rows]
+                shown.append({"image": image, "classes": classes})
+            else:
+                echo(f"{image}:", *(f"  {row.probability:.4f}  {row.name}" for row in rows))
     if as_json:
-        shown = [
-            {
-                "image": image,
-                "classes": [dict(zip(("class", "name", "probability"), row, strict=True)) for row in rows],
-            }
-            for image, rows in results
-        ]
         click.echo(json.dumps(shown, indent=1))
-    else:
-        for image, rows in results:
-            echo(f"{image}:", *(f"  {row.probability:.4f}  {row.name}" for row in rows))
-    for failure in failures[:-1]:
-        echo(f"Error: {failure}", err=True)
-    if failures:
-        raise failures[-1]
+    ctx.exit(InputError.exit_code if failures else 0)

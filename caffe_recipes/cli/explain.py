@@ -10,7 +10,7 @@ import click
 
 from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import PATH_TEXT, examples
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, reporting
 from caffe_recipes.errors import InputError
 from caffe_recipes.wording import describe_count
 
@@ -41,26 +41,19 @@ def explain(ctx: click.Context, names: tuple[str, ...], as_json: bool, caffe_roo
     from caffe_recipes.run.failures.explain import explain_log
     from caffe_recipes.run.monitor.curves import find_run_logs, is_run
 
-    exit_code, data, logs = 0, dict[str, object](), list[Path]()
+    failures, data, logs = list[InputError](), dict[str, object](), list[Path]()
     for name in names:
-        try:
+        with reporting(failures):
             logs += find_run_logs(name, caffe_root) if is_run(name, caffe_root) else [Path(name)]
-        except InputError as error:
-            echo(f"Error: {error}", err=True)
-            exit_code = error.exit_code
     for log in logs:
-        try:
+        with reporting(failures):
             explained = explain_log(log)
-        except InputError as error:
-            echo(f"Error: {error}", err=True)
-            exit_code = error.exit_code
-            continue
-        data[str(log)] = explained.as_json()
-        if not as_json:
-            _print(log, explained)
+            data[str(log)] = explained.as_json()
+            if not as_json:
+                _print(log, explained)
     if as_json:
         click.echo(json.dumps(data, indent=1))
-    ctx.exit(exit_code)
+    ctx.exit(InputError.exit_code if failures else 0)
 
 
 def _print(log: Path, explained: ExplainedLog) -> None:

@@ -20,6 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.run_names import RUNS, SUBMISSIONS, parse_run_name
 
 
 class GivenPath(click.Path):
@@ -57,10 +58,6 @@ def refuse_empty(
 PATH = GivenPath()
 PATH_TEXT = GivenPath(as_text=True)
 FOLDER = GivenPath(is_folder=True)
-
-
-# The same as in run/submit/submissions.py, whose import would slow down completion.
-SUBMITTED = ".submissions.jsonl"
 
 
 # bash inserts what click offers without quotes, so another user's file `a$(cmd).yaml` would run a command.
@@ -119,8 +116,8 @@ class RunName(Name):
     def _runs(self, ctx: click.Context) -> list[str]:
         if ctx.params.get("on") is not None:
             return []
-        runs = Path(ctx.params.get("caffe_root") or ".") / "runs"
-        submitted = (path.name.removesuffix(SUBMITTED) for path in runs.glob(f"*{SUBMITTED}"))
+        runs = Path(ctx.params.get("caffe_root") or ".") / RUNS
+        submitted = (path.name.removesuffix(SUBMISSIONS) for path in runs.glob(f"*{SUBMISSIONS}"))
         return sorted({*submitted, *(path.parent.name for path in runs.glob("*/journal.jsonl"))})
 
 
@@ -131,7 +128,7 @@ def complete_phase(context: click.Context, option: click.Parameter, typed: str) 
     # While an option lacks its value, click has not read the arguments yet.
     words = [context.params.get("recipe"), context.params.get("run"), *context.args]
     given = next((str(word) for word in words if word), "")
-    for name in (given, _NUMBERED.sub("", given)):
+    for name in (given, (parse_run_name(given) or (given, 0))[0]):
         try:
             phases = load_recipe(name).phases
         except CaffeRecipesError:
@@ -159,8 +156,6 @@ class NetName(Name):
         return complete_names((f"{recipe}:{name}" for name in nets), incomplete)
 
 
-# The number after the recipe's name in the name of a run.
-_NUMBERED = re.compile(r"-[0-9]+$")
 RECIPE = Name(".yaml", ".yml")
 RECIPE_OR_PROTOTXT = Name(*RECIPE.suffixes, ".prototxt")
 NET = NetName(".prototxt")

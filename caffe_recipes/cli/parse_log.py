@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import PATH, PATH_TEXT, examples
-from caffe_recipes.cli.streams import echo, echo_rows
+from caffe_recipes.cli.streams import echo, echo_rows, reporting
 from caffe_recipes.errors import InputError
 
 _HELD_BYTES = 1 << 24  # of JSON in memory; more is held in a temporary file
@@ -64,23 +63,13 @@ def parse_log(
         return
     files, failures = list[Path](), list[InputError]()
     for name in names:
-        with _collecting(failures):
+        with reporting(failures):
             files += find_measured_logs(name, caffe_root) if is_run(name, caffe_root) else [Path(name)]
     if as_json:
         _print_json(files, failures)
     else:
         _print(files, failures, as_csv=as_csv)
-    ctx.exit(failures[-1].exit_code if failures else 0)
-
-
-@contextmanager
-def _collecting(failures: list[InputError]) -> Iterator[None]:
-    """Report an error, and continue behind the `with`."""
-    try:
-        yield
-    except InputError as error:
-        echo(f"Error: {error}", err=True)
-        failures.append(error)
+    ctx.exit(InputError.exit_code if failures else 0)
 
 
 def _print(files: Sequence[Path], failures: list[InputError], *, as_csv: bool) -> None:
@@ -90,7 +79,7 @@ def _print(files: Sequence[Path], failures: list[InputError], *, as_csv: bool) -
     is_first = True
     for path in files:
         log, digest = MeasuredLog(), logs.LogDigest()
-        with _collecting(failures):
+        with reporting(failures):
             for rows in filter(None, logs.load_measurements(path, log)):
                 if as_csv:
                     echo_rows([",".join(logs.COLUMNS)] if is_first else [])
@@ -117,7 +106,7 @@ def _print_json(files: Sequence[Path], failures: list[InputError]) -> None:
         held.write('{"measurements": [')
         for path in files:
             log, start = MeasuredLog(), held.tell()
-            with _collecting(failures):
+            with reporting(failures):
                 for rows in filter(None, logs.load_measurements(path, log)):
                     held.write(",\n" if counts or held.tell() > start else "\n")
                     held.write(",\n".join(logs.render_json_rows(path, rows)))

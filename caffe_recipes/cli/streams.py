@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from caffe_recipes.caffe.dialects import load_dialects
 from caffe_recipes.cli.options import Whole
+from caffe_recipes.errors import InputError
 from caffe_recipes.limits import PROTOTXT_BYTES
 from caffe_recipes.review.text_columns import keep_plain
 from caffe_recipes.wording import LONGEST_LINE, escape_commands, one_line, printable
@@ -83,6 +85,16 @@ def _show(line: str) -> str:
         _style(part) if index % 2 else one_line(part, LONGEST_LINE, keep="\t")
         for index, part in enumerate(parts)
     )
+
+
+@contextmanager
+def reporting(failures: list[InputError]) -> Iterator[None]:
+    """Print an error and add it to `failures`, and continue behind the `with`."""
+    try:
+        yield
+    except InputError as error:
+        echo(f"Error: {error}", err=True)
+        failures.append(error)
 
 
 def echo_rows(rows: Iterable[str], *, is_command: bool = False) -> None:

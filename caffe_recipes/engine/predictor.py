@@ -113,18 +113,6 @@ class Predictor:
         scores: ImageValues = (made[self._output] if isinstance(made, dict) else made).flatten(1).numpy()
         return scores
 
-    def rank_files(
-        self, images: Sequence[str], top: int
-    ) -> tuple[list[tuple[str, list[Ranked]]], list[DataError]]:
-        """Return the most likely classes of each image file that fits the net, and why others do not."""
-        found, failures = list[tuple[str, list[Ranked]]](), list[DataError]()
-        for image in images:
-            try:
-                found.append((image, self.rank(self.prepare(Path(image)), top)))
-            except DataError as error:
-                failures.append(error)
-        return found, failures
-
     def rank(self, image: ImageValues, top: int) -> list[Ranked]:
         """Return the most likely classes of a prepared image; equal ones in the order of their numbers."""
         scores = self.predict([image])[0].tolist()

@@ -33,7 +33,7 @@ from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import split_row
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.events import Chosen, Event, Notice
-from caffe_recipes.run.folders import RUNS, check_root, digest_recipe
+from caffe_recipes.run.folders import check_root, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.policy import Policy, check_policy
@@ -42,6 +42,7 @@ from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.trainer import Trainer, TrainingPlan
 from caffe_recipes.run.trainer_log import LogTail
 from caffe_recipes.run.training_plan import bind_ranks, find_trainer, plan_launch
+from caffe_recipes.run_names import RUNS
 from caffe_recipes.trust import is_open, is_sticky, is_trusted
 from caffe_recipes.wording import describe_count
 

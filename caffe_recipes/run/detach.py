@@ -23,9 +23,10 @@ from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Observer
 from caffe_recipes.run.events import Branched, Event, Launch, RunStarted
 from caffe_recipes.run.folded_events import is_trained
-from caffe_recipes.run.folders import check_root, root_words, run_folders
+from caffe_recipes.run.folders import check_root, root_words
 from caffe_recipes.run.journal import JOURNAL, load_journal
 from caffe_recipes.run.training_plan import plan_steps
+from caffe_recipes.run_names import run_folders
 
 # Gets a line of the run's output, and whether the line is about a failure.
 RelayLine = Callable[[str, bool], None]

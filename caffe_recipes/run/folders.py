@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -26,9 +26,9 @@ from caffe_recipes.recipe.model import AnyRecipe, validate_frozen
 from caffe_recipes.run.events import Created, RunState
 from caffe_recipes.run.journal import JOURNAL, Clock, Journal, empty_journal_error
 from caffe_recipes.run.training_plan import find_trainer, plan_files
+from caffe_recipes.run_names import RUNS, parse_run_name, run_folders
 from caffe_recipes.wording import describe_names, shorten
 
-RUNS = "runs"
 RECIPE_JSON = "recipe.json"
 # A recipe only names a net of the user's own; the digests show whether that net has changed.
 _DIGESTS = "prototxts.json"
@@ -62,30 +62,6 @@ def check_root(root: Path) -> None:
 def root_words(root: Path) -> list[str]:
     """Return the words of a command that name the Caffe root; none if it is the current folder."""
     return [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
-
-
-def parse_run_name(name: str) -> tuple[str, int] | None:
-    """Return the recipe and the number in the name of a run; None if it is not the name of a run.
-
-    >>> parse_run_name("digits-local-12"), parse_run_name("digits-local")
-    (('digits-local', 12), None)
-    """
-    found = re.fullmatch(r"(.+)-([0-9]{1,9})", name)
-    return (found[1], int(found[2])) if found else None
-
-
-def sort_runs(names: Iterable[str], recipe_name: str) -> list[str]:
-    """Return the names that belong to a recipe's runs, oldest first."""
-    found = ((parse_run_name(name), name) for name in names)
-    numbered = [(run, name) for run, name in found if run and run[0] == recipe_name]
-    return [name for _, name in sorted(numbered)]
-
-
-def run_folders(root: Path, recipe_name: str) -> list[Path]:
-    """Return the folders of a recipe's runs under the Caffe root, oldest first."""
-    runs = root / RUNS
-    names = [path.name for path in runs.iterdir()] if runs.is_dir() else []
-    return [runs / name for name in sort_runs(names, recipe_name)]
 
 
 # At most this many entries of the folder of a run are checked.

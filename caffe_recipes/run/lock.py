@@ -23,6 +23,7 @@ from caffe_recipes.errors import InputError, InUse
 from caffe_recipes.files.locks import open_lock, try_lock
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.tree import find_differences
+from caffe_recipes.run_names import run_folders
 
 _POLL_S = 0.1
 # Hydra's proxies outlive mpiexec by a moment, and still hold the lock that it held.
@@ -148,7 +149,7 @@ def check_unread(recipes: Iterable[AnyRecipe], files: Mapping[str, str], root: P
 
 def _files_of_run(root: Path, name: str, recipes: Iterable[AnyRecipe]) -> set[str]:
     """Return the paths of the files that the active run of a recipe, or its run.sh, may read."""
-    from caffe_recipes.run.folders import load_digests, run_folders  # slow to import, and seldom needed
+    from caffe_recipes.run.folders import load_digests  # slow to import, and seldom needed
     from caffe_recipes.run.training_plan import plan_files
 
     read: set[str] = set()

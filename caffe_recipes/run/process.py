@@ -21,9 +21,9 @@ from caffe_recipes.cluster.rank_exits import ENDED_BY_US
 from caffe_recipes.errors import InputError, RunFailed, hint_for
 from caffe_recipes.files.disk_space import reserve
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.folders import run_folders
 from caffe_recipes.run.journal import FULL_DISK_WAIT_S, JOURNAL, find_open_launches, name_process
 from caffe_recipes.run.lock import RecipeLock, is_held
+from caffe_recipes.run_names import run_folders
 
 POLL_S = 0.1
 # Reserved for a log in case the disk fills up: some minutes of the output of a hundred ranks.

@@ -37,14 +37,7 @@ from caffe_recipes.run.context import (
 )
 from caffe_recipes.run.events import Chosen, Failed, RunStarted, RunState
 from caffe_recipes.run.folded_events import describe_finished, is_complete, is_trained
-from caffe_recipes.run.folders import (
-    RUNS,
-    check_resumable,
-    create_run,
-    describe_changes,
-    next_folder,
-    run_folders,
-)
+from caffe_recipes.run.folders import check_resumable, create_run, describe_changes, next_folder
 from caffe_recipes.run.handover import hand_on
 from caffe_recipes.run.hidden_texts import digest_texts
 from caffe_recipes.run.journal import (
@@ -71,6 +64,7 @@ from caffe_recipes.run.slurm_job import check_over
 from caffe_recipes.run.snapshots import check_interval, delete_parts, verify_kept
 from caffe_recipes.run.trainer import Training, TrainingPlan
 from caffe_recipes.run.training_plan import find_trainer, plan_files, plan_steps, plan_training
+from caffe_recipes.run_names import RUNS, run_folders
 from caffe_recipes.wording import describe_count, describe_names
 
 

@@ -17,8 +17,8 @@ from caffe_recipes.cluster.slurm.waiting import PATIENCE_S, AskJob, wait_for_end
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.events import Launch, RunState
-from caffe_recipes.run.folders import run_folders
 from caffe_recipes.run.training_plan import find_trainer
+from caffe_recipes.run_names import run_folders
 
 
 def started_before(launch: Launch, state: RunState) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from caffe_recipes.cli.options import Name
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.run.submit.submissions import SUFFIX
+from caffe_recipes.run_names import SUBMISSIONS
 from tests.cli.command_line import call_main
 
 TAKE_RECIPES = [
@@ -76,7 +76,7 @@ def test_runs_are_completed_by_their_names(tmp_path: Path) -> None:
 
 def test_a_submitted_recipe_without_a_run_is_completed(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / f"small{SUFFIX}").touch()
+    (tmp_path / "runs" / f"small{SUBMISSIONS}").touch()
     assert complete("caffe-recipes status sm", tmp_path) == ["plain,small"]
 
 

@@ -20,12 +20,13 @@ from caffe_recipes.review.inspect.curves import (
 )
 from caffe_recipes.review.inspect.training_logs import load_measurements
 from caffe_recipes.run.events import Branched, Evaluated, Event, Launch
-from caffe_recipes.run.folders import RECIPE_JSON, RUNS
+from caffe_recipes.run.folders import RECIPE_JSON
 from caffe_recipes.run.journal import JOURNAL, read_events
 from caffe_recipes.run.monitor.logs import check_below
 from caffe_recipes.run.monitor.run_files import LocalFiles, ReadRequest, find_run, load_frozen
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.training_plan import plan_steps
+from caffe_recipes.run_names import RUNS
 
 
 def is_run(name: str, root: str) -> bool:

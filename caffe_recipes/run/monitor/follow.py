@@ -18,7 +18,6 @@ from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect
-from caffe_recipes.run.folders import RUNS, sort_runs
 from caffe_recipes.run.monitor.followed_run import FollowedRun
 from caffe_recipes.run.monitor.leftovers import find_leftovers
 from caffe_recipes.run.monitor.run_files import (
@@ -41,6 +40,7 @@ from caffe_recipes.run.submit.submissions import (
     read_submissions,
     slurm_for,
 )
+from caffe_recipes.run_names import RUNS, sort_runs
 
 # The poll intervals for files on this machine and on another host.
 LOCAL_POLL_S = 0.3

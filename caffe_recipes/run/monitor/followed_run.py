@@ -33,7 +33,6 @@ from caffe_recipes.run.folded_events import (
     describe_run_command,
     is_complete,
 )
-from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.journal import JOURNAL, read_events
 from caffe_recipes.run.monitor.run_files import (
     NO_PROCESS,
@@ -44,6 +43,7 @@ from caffe_recipes.run.monitor.run_files import (
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import PhaseProgress, measure_step
 from caffe_recipes.run.training_plan import find_trainer, plan_steps
+from caffe_recipes.run_names import parse_run_name
 
 # At most this much is read from the end of a log; it holds several displays of 128 ranks.
 _MOST_BYTES = 2 << 20

@@ -13,7 +13,6 @@ from caffe_recipes.caffe.logs import split_rank
 from caffe_recipes.cluster.commands import Say
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.failures.signatures import FailureReader
-from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.monitor.follow import (
     FOLLOW_ENV,
     LOCAL_POLL_S,
@@ -38,7 +37,6 @@ from caffe_recipes.run.monitor.run_files import (
     name_recipe,
 )
 from caffe_recipes.run.submit.submissions import (
-    SUFFIX,
     Submission,
     SubmittedJob,
     describe_job,
@@ -46,6 +44,7 @@ from caffe_recipes.run.submit.submissions import (
     read_submissions,
     submitted_by_hand,
 )
+from caffe_recipes.run_names import SUBMISSIONS, parse_run_name
 
 Write = Callable[[bytes], object]
 # At most this much of a log is read at a time.
@@ -170,7 +169,7 @@ def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, 
     names = dict.fromkeys([name_recipe(run), *([found[0]] if found else [])])
     groups = {name: read_submissions(runs.files, runs.path, name).latest for name in names}
     name, latest = next(((name, group) for name, group in groups.items() if group), ("", ()))
-    own, journals = _find_own_job(runs, run), [f"{runs.path}/{name}{SUFFIX}"] if latest else []
+    own, journals = _find_own_job(runs, run), [f"{runs.path}/{name}{SUBMISSIONS}"] if latest else []
     if own is not None and all(each.job_id != own[0].job_id for each in latest):
         journals.append(own[1])
         latest = tuple(sorted((*latest, own[0]), key=lambda each: each.time_s))

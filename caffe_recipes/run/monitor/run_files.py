@@ -26,8 +26,9 @@ from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes, split_row
 from caffe_recipes.recipe.source import load_any_recipe
-from caffe_recipes.run.folders import RECIPE_JSON, RUNS, parse_run_name, sort_runs, thaw_recipe
+from caffe_recipes.run.folders import RECIPE_JSON, thaw_recipe
 from caffe_recipes.run.journal import JOURNAL
+from caffe_recipes.run_names import RUNS, parse_run_name, sort_runs
 from caffe_recipes.trust import is_own_file
 from caffe_recipes.wording import describe_count, did_you_mean, join_names, plural
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.limits import MOST_STATUS_RUNS, limit
 from caffe_recipes.run.folded_events import is_trained
-from caffe_recipes.run.folders import parse_run_name, sort_runs
 from caffe_recipes.run.journal import JOURNAL, empty_journal_error
 from caffe_recipes.run.monitor.follow import FOLLOW_ENV, FollowEnv, Follower, StatusOptions, open_runs
 from caffe_recipes.run.monitor.followed_run import FollowedRun, RunInterrupted
@@ -29,7 +28,6 @@ from caffe_recipes.run.monitor.run_files import (
 )
 from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.submit.submissions import (
-    SUFFIX,
     Ask,
     Submission,
     Submissions,
@@ -39,6 +37,7 @@ from caffe_recipes.run.submit.submissions import (
     submitted_by_hand,
 )
 from caffe_recipes.run.trainer_log import PhaseProgress
+from caffe_recipes.run_names import SUBMISSIONS, parse_run_name, sort_runs
 
 # How many runs of a recipe are searched for an earlier speed.
 _RECENT_RUNS = 10
@@ -137,11 +136,11 @@ def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[S
         read = _read_runs(files, path)
         found = _with_leftovers(read, files, env)
         submitted, damaged = dict[str, Submissions](), list[StatusEntry]()
-        for recipe in files.names(path, SUFFIX):
+        for recipe in files.names(path, SUBMISSIONS):
             try:
                 submitted[recipe] = read_submissions(files, path, recipe)
             except InputError as error:
-                damaged.append(StatusEntry(f"{recipe}{SUFFIX}", recipe, unreadable=error))
+                damaged.append(StatusEntry(f"{recipe}{SUBMISSIONS}", recipe, unreadable=error))
         if not found and not submitted and not damaged:
             _check_root(files, options.root)
         return sorted([*_join(found, submitted, files, runs.ask), *damaged], key=lambda each: each.recipe)

@@ -13,13 +13,13 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import list_family_rows
 from caffe_recipes.review.inspect.curves import name_logs
-from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.monitor.follow import FOLLOW_ENV, FollowEnv, StatusOptions, open_runs
 from caffe_recipes.run.monitor.followed_run import FollowedRun
 from caffe_recipes.run.monitor.run_files import find_row_runs, find_run
 from caffe_recipes.run.monitor.status import StatusEntry, find_status, find_statuses
 from caffe_recipes.run.monitor.status_text import elapsed_s
 from caffe_recipes.run.trainer import Training
+from caffe_recipes.run_names import parse_run_name
 
 
 @dataclass(frozen=True)

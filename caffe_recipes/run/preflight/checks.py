@@ -18,7 +18,7 @@ from caffe_recipes.run.choices import choose_for_machine
 from caffe_recipes.run.context import Connect, RunOptions, RunSetup, find_setting
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folded_events import is_trained
-from caffe_recipes.run.folders import RUNS, check_resumable, next_folder, root_words, run_folders
+from caffe_recipes.run.folders import check_resumable, next_folder, root_words
 from caffe_recipes.run.journal import JOURNAL, load_journal
 from caffe_recipes.run.preflight.disks import check_disk, check_snapshots
 from caffe_recipes.run.preflight.findings import CheckResult
@@ -40,6 +40,7 @@ from caffe_recipes.run.process import check_nothing_trains, describe_work, find_
 from caffe_recipes.run.snapshots import check_interval
 from caffe_recipes.run.trainer import TrainingPlan
 from caffe_recipes.run.training_plan import plan_steps, plan_training
+from caffe_recipes.run_names import RUNS, run_folders
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
     "hosts": check_hosts,

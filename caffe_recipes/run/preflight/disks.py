@@ -12,10 +12,10 @@ from pathlib import Path
 from caffe_recipes.cluster.remote import own_file_stamp
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.errors import HostFailed
-from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_folders
 from caffe_recipes.run.trainer import Training
+from caffe_recipes.run_names import RUNS
 from caffe_recipes.units import describe_bytes
 
 # Files of checkpoints that exist at a time: two pairs are kept, and a third is being written.

@@ -15,12 +15,12 @@ from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.render.recipe_files import generate
 from caffe_recipes.render.tree import check_own_net, find_differences
 from caffe_recipes.run.folded_events import describe_run_command
-from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem
 from caffe_recipes.run.preflight.nodes import NodeView
 from caffe_recipes.run.snapshots import verify_kept
 from caffe_recipes.run.training_plan import find_step
+from caffe_recipes.run_names import RUNS
 from caffe_recipes.trust import is_changed_by_group
 from caffe_recipes.wording import describe_count, plural
 

@@ -25,11 +25,10 @@ from caffe_recipes.cluster.slurm.jobs import Job, JobState, describe_state
 from caffe_recipes.cluster.slurm.queries import Slurm
 from caffe_recipes.errors import ClusterError, InputError, hint_for
 from caffe_recipes.limits import MOST_ASKED_JOBS
-from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.journal import Clock, JournalFile, fold_lines
 from caffe_recipes.run.monitor.run_files import HostFiles, LocalFiles, ReadRequest, RunFiles
+from caffe_recipes.run_names import RUNS, SUBMISSIONS
 
-SUFFIX = ".submissions.jsonl"
 Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
 _FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster", "excluded")
 _HINT = "move it away once no job of the recipe is pending or running"
@@ -117,7 +116,7 @@ def _fold(
 
 def submissions_path(root: Path, recipe_name: str) -> Path:
     """Return the path of the file with a recipe's submissions."""
-    return root / RUNS / f"{recipe_name}{SUFFIX}"
+    return root / RUNS / f"{recipe_name}{SUBMISSIONS}"
 
 
 def fold_submissions(text: str, where: str | Path) -> Submissions:
@@ -233,7 +232,7 @@ def slurm_for(files: RunFiles) -> Ask:
 
 def read_submissions(files: RunFiles, runs: str, recipe: str) -> Submissions:
     """Return the submissions of a recipe from the folder `runs`; raises InputError."""
-    return _read(files, f"{runs}/{recipe}{SUFFIX}")
+    return _read(files, f"{runs}/{recipe}{SUBMISSIONS}")
 
 
 def _read(files: RunFiles, path: str) -> Submissions:
