@@ -203,18 +203,11 @@ class DatumsSummary:
     shapes: Mapping[ImageShape, int]
 
 
-def check_datums(
-    path: str | Path,
-    classes: int,
-    *,
-    decode: Callable[[bytes], ImageShape | None] | None = None,
-    limit: int | None = None,
-) -> DatumsSummary:
+def check_datums(path: str | Path, classes: int, *, limit: int | None = None) -> DatumsSummary:
     """Check every record, or at most `limit`, evenly spread. Raises DataError at the first bad record.
 
     A good record has a label in [0, classes) (others crash Caffe with SIGSEGV) and an image: a raw one of the
-    stated size, or an encoded one. `decode` returns an encoded image's (channels, height, width), or None if
-    it is broken.
+    stated size, or an encoded one, which is not decoded.
     """
     with open_datums(path) as datums:
         step = max(1, -(-len(datums) // limit)) if limit else 1
@@ -224,7 +217,7 @@ def check_datums(
         encoded = 0
         for key, datum in records:
             try:
-                shape = datum_shape(datum, decode)
+                shape = datum_shape(datum)
             except ValueError as error:
                 raise DataError(path, f"record '{show_key(key)}' {error}", _REBUILD_HINT) from None
             if not (datum.HasField("label") and 0 <= datum.label < classes):
@@ -235,14 +228,11 @@ def check_datums(
         return DatumsSummary(len(datums), labels.total(), encoded, labels, shapes)
 
 
-def datum_shape(
-    datum: pb.Datum, decode: Callable[[bytes], ImageShape | None] | None = None
-) -> ImageShape | None:
+def datum_shape(datum: pb.Datum) -> ImageShape | None:
     """Return a record's (channels, height, width), or None for an encoded image whose size is unknown.
 
-    An encoded image's size comes from `decode`, or else from its header, or from the record itself. Raises
-    ValueError for a record without an image, with a raw image of another size, or with an image that cannot
-    be decoded.
+    An encoded image's size comes from its header, or from the record itself. Raises ValueError for a record
+    without an image, or with a raw image of another size.
     """
     stated = (datum.channels, datum.height, datum.width)
     if not datum.encoded:
@@ -254,12 +244,7 @@ def datum_shape(
         return stated
     if not datum.data:
         raise ValueError("holds no image")
-    if decode is None:
-        return image_shape(datum.data) or (stated if min(stated) > 0 else None)
-    shape = decode(datum.data)
-    if shape is None:
-        raise ValueError("is an image that cannot be decoded")
-    return shape
+    return image_shape(datum.data) or (stated if min(stated) > 0 else None)
 
 
 def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int:

@@ -143,14 +143,14 @@ def save_bytes(data: bytes, path: str | Path) -> None:
         raise WeightsError(path, f"cannot be written: {error.strerror}", hint) from None
 
 
-def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = pb.TRAIN) -> list[str]:
-    """Return the mismatches between a caffemodel and the layers of `net` in `phase`; empty if it fits.
+def check_weights(weights: pb.NetParameter, net: pb.NetParameter) -> list[str]:
+    """Return the mismatches between a caffemodel and the layers of `net` in TRAIN; empty if it fits.
 
     Each learned layer must have its blobs, with finite values and the shapes that the net implies. Layers of
     the caffemodel that the net lacks are listed too, since Caffe silently ignores them. Raises PrototxtError
     for a net whose own shapes do not fit.
     """
-    learned = {layer.layer.name: layer.learned for layer in infer_shapes(net, phase).layers}
+    learned = {layer.layer.name: layer.learned for layer in infer_shapes(net, pb.TRAIN).layers}
     given = {layer.name: layer for layer in weights.layer if layer.blobs}
     missing = [name for name, blobs in learned.items() if blobs and name not in given]
     misfits = [f"layer '{name}' is missing" for name in missing]
@@ -164,9 +164,7 @@ def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = p
     return misfits
 
 
-def check_solverstate(
-    state: pb.SolverState, net: pb.NetParameter, *, at_most_iter: int, phase: int = pb.TRAIN
-) -> list[str]:
+def check_solverstate(state: pb.SolverState, net: pb.NetParameter, *, at_most_iter: int) -> list[str]:
     """Return the mismatches between a solverstate and the training of `net`; empty if it fits.
 
     Its iteration must be from 1 to `at_most_iter`. Its history must have a blob of finite values for each
@@ -177,7 +175,7 @@ def check_solverstate(
     misfits = []
     if not 0 < state.iter <= at_most_iter:
         misfits.append(f"its iteration is {state.iter:,}; expected 1 to {at_most_iter:,}")
-    wanted = _learned_params(net, phase)
+    wanted = _learned_params(net)
     if wanted is not None and len(state.history) not in (len(wanted), 2 * len(wanted)):
         blobs = describe_count(len(state.history), "blob")
         what = f"it has {blobs} of history, but the net has {describe_count(len(wanted), 'parameter')}"
@@ -191,16 +189,14 @@ def check_solverstate(
     return misfits
 
 
-def weights_bytes(
-    net: pb.NetParameter, phase: int = pb.TRAIN, images: Images = lambda source: None
-) -> int | None:
+def weights_bytes(net: pb.NetParameter, images: Images = lambda source: None) -> int | None:
     """Return the bytes of a net's weights in float32; None if a shape depends on unavailable data.
 
     `images` returns the (channels, height, width) of a source's images, or None.
 
     A caffemodel also contains names and layer parameters: 102,441,076 bytes for ResNet-50 become 102,466,903.
     """
-    layers = infer_shapes(net, phase, images=images).layers
+    layers = infer_shapes(net, pb.TRAIN, images=images).layers
     if any(layer.learned is None for layer in layers):
         return None
     counts = [product(shape) for layer in layers for shape in layer.learned or ()]
@@ -403,11 +399,11 @@ def _check_length(path: str | Path, where: str, blob: pb.BlobProto) -> None:
         raise WeightsError(path, what, "the file is damaged; copy it again")
 
 
-def _learned_params(net: pb.NetParameter, phase: int) -> list[Shape] | None:
+def _learned_params(net: pb.NetParameter) -> list[Shape] | None:
     """Return the shapes of the parameters that a solver updates, in its order; None if one is unknown."""
     params: list[Shape] = []
     named: set[str] = set()
-    for layer in infer_shapes(net, phase).layers:
+    for layer in infer_shapes(net, pb.TRAIN).layers:
         if layer.learned is None:
             return None
         for index, shape in enumerate(layer.learned):

@@ -96,26 +96,13 @@ def pick_trainer(processes: Sequence[RankProcess], word: str) -> RankProcess | N
     )
 
 
-def end_ranks(
-    hosts: Sequence[Host],
-    run: str,
-    *,
-    keep: str | None = None,
-    grace_s: float = 5.0,
-    launcher: bool = False,
-) -> dict[str, str]:
-    """End a run's ranks and their proxies on all hosts at once; return reasons by host where this failed.
+def end_ranks(hosts: Sequence[Host], run: str, *, grace_s: float = 5.0) -> dict[str, str]:
+    """End a run's ranks and launchers on all hosts at once; return reasons by host where this failed.
 
-    Sends SIGTERM, and SIGKILL after `grace_s`, until none is left. Processes of the launch `keep` are spared.
-    Unless `launcher` is true, so are those of the launcher (mpiexec, its shells, its ssh), which end with
-    their ranks.
+    Sends SIGTERM, and SIGKILL after `grace_s`, until none is left.
     """
-    check_launch(run)
     last_s = grace_s + _KILL_S
-    words = (
-        *(run, "-" if keep is None else check_launch(keep)),
-        *(f"{grace_s * 10:.0f}", f"{last_s * 10:.0f}", "1" if launcher else "0"),
-    )
+    words = (check_launch(run), f"{grace_s * 10:.0f}", f"{last_s * 10:.0f}")
     return try_each(hosts, lambda host: _end_on(host, words, last_s + _CONNECT_S), last_s + 2 * _CONNECT_S)
 
 

@@ -91,10 +91,10 @@ def split_stratified(labels: Sequence[int]) -> tuple[list[int], list[int]]:
     return kept, held
 
 
-def enlarge(image: NDArray[np.integer], levels: int = _LEVELS) -> NDArray[np.uint8]:
+def enlarge(image: NDArray[np.integer]) -> NDArray[np.uint8]:
     """Return a square image enlarged four times by cubic (Catmull-Rom) interpolation.
 
-    Values of 0..levels become 0..255. Edges are repeated. The result is exact: each output pixel is at k/8
+    Values of 0.._LEVELS become 0..255. Edges are repeated. The result is exact: each output pixel is at k/8
     between two input pixels, so all weights are multiples of 1/1024.
     """
     import numpy as np
@@ -112,7 +112,7 @@ def enlarge(image: NDArray[np.integer], levels: int = _LEVELS) -> NDArray[np.uin
         for offset, weight in enumerate(cubic, -1):
             weights[x, min(max(left + offset, 0), size - 1)] += weight
     enlarged = weights @ image.astype(np.int64) @ weights.T
-    unit = levels * 1024**2
+    unit = _LEVELS * 1024**2
     rounded: NDArray[np.int64] = (255 * enlarged + unit // 2) // unit  # halves are rounded up
     return rounded.clip(0, 255).astype(np.uint8)
 

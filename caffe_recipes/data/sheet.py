@@ -26,15 +26,15 @@ _FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.4)
 _WHITE, _BLACK, _RED = (255, 255, 255), (0, 0, 0), (0, 0, 255)
 
 
-def draw_sheet(path: Path, images: int = _IMAGES) -> bytes:
-    """Return a PNG of up to `images` images, evenly spread over an LMDB. Raises DataError.
+def draw_sheet(path: Path) -> bytes:
+    """Return a PNG of up to `_IMAGES` images, evenly spread over an LMDB. Raises DataError.
 
     The class names come from the LMDB's manifest, if it has them.
     """
     manifest = load_manifest(path)
     names = manifest.classes or () if manifest is not None else ()
     with open_datums(path) as datums:
-        indices = spread_evenly(len(datums.keys), images)  # reading all keys first finds damaged pages
+        indices = spread_evenly(len(datums.keys), _IMAGES)  # reading all keys first finds damaged pages
         rows = -(-len(indices) // _COLUMNS)
         high, wide = _SIDE_PX + _TEXT_PX + _GAP_PX, _SIDE_PX + _GAP_PX
         sheet = np.full((rows * high + _GAP_PX, _COLUMNS * wide + _GAP_PX, 3), 255, np.uint8)

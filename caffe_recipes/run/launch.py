@@ -267,7 +267,7 @@ def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
     if lost:
         how = "end when their connection closes, or are killed before the next launch"
         run.notify(f"{lost}: any ranks left there {how}")
-    failed = end_ranks((*hosts, *here), run.id, launcher=True)
+    failed = end_ranks((*hosts, *here), run.id)
     for host, reason in failed.items():
         run.notify(f"{host}: its ranks could not be killed: {reason}")
     return list(failed)

@@ -231,7 +231,6 @@ def test_a_whole_lmdb_passes_with_its_counts(tmp_path: Path) -> None:
     assert (summary.count, summary.checked, summary.encoded) == (3, 3, 1)
     assert summary.labels == {0: 1, 2: 2}
     assert summary.shapes == {(1, 4, 4): 1, (1, 5, 5): 1}
-    assert check_datums(path, classes=3, decode=lambda data: (3, 8, 8)).shapes[3, 8, 8] == 1
 
 
 @pytest.mark.parametrize(
@@ -248,13 +247,12 @@ def test_a_whole_lmdb_passes_with_its_counts(tmp_path: Path) -> None:
             "is a raw image of 3x2x2, but has 1 values",
         ),
         (pb.Datum(channels=-1, height=-1, width=1, label=1, data=b"x"), "is a raw image of -1x-1x1"),
-        (encoded(1, b"broken"), "is an image that cannot be decoded"),
     ],
 )
 def test_a_bad_record_is_named_by_its_key(tmp_path: Path, bad: pb.Datum, what: str) -> None:
     path = build(tmp_path / "lmdb", [raw(0), bad, raw(1)])
     with pytest.raises(DataError, match=f"record '00000001_image_1'.*{what}") as caught:
-        check_datums(path, classes=3, decode=lambda data: None if data == b"broken" else (3, 8, 8))
+        check_datums(path, classes=3)
     assert caught.value.where == str(path)
 
 

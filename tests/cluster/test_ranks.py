@@ -183,7 +183,7 @@ def test_a_snapshot_is_requested_from_the_innermost_trainer_of_rank_0_only(
     (started,) = (found.started for found in find_ranks(HOST, run) if found.pid == inner)
     for wrong in (["0"], [str(started + 1)]):  # its pid, reused
         assert call(HOST, "ranks", "snapshot", f"{run}/init-1", str(inner), *wrong) == ["absent"]
-    end_ranks([HOST], run, launcher=True)
+    end_ranks([HOST], run)
     assert rank_0.communicate()[0] == ""
     assert [process.communicate()[0] for process in bystanders] == [""] * 4
 
@@ -244,23 +244,19 @@ def test_ending_kills_all_ranks_of_the_run_and_no_other_process(
         start(
             str(tmp_path / "hydra_pmi_proxy"), "-c", "echo up; read x", **{LAUNCH_VARIABLE: f"{run}/init-0"}
         ),
+        start(str(tmp_path / "mpiexec"), "-c", "echo up; read x", **{LAUNCH_VARIABLE: f"{run}/init-1"}),
     ]
-    mpiexec = start(str(tmp_path / "mpiexec"), "-c", "echo up; read x", **{LAUNCH_VARIABLE: f"{run}/init-1"})
     spared = [
-        start(*say, **{LAUNCH_VARIABLE: f"{run}/init-2", "PMI_RANK": "0"}),
         start(*say, **{LAUNCH_VARIABLE: f"{secrets.token_hex(8)}/init-1", "PMI_RANK": "0"}),
         start(str(tmp_path / "hydra_pmi_proxy"), "-c", "echo up; read x"),
         start(*say, PMI_RANK="0"),
     ]
-    for process in (*ended, mpiexec, *spared):
+    for process in (*ended, *spared):
         assert line(process) == "up\n"
-    assert end_ranks([HOST], run, keep=f"{run}/init-2", grace_s=0.3) == {}
+    assert end_ranks([HOST], run, grace_s=0.3) == {}
     assert all(process.wait(1) < 0 for process in ended)
-    assert pids(run) == {mpiexec.pid, spared[0].pid}
-    assert end_ranks([HOST], run, keep=f"{run}/init-2", grace_s=0.3, launcher=True) == {}
-    assert mpiexec.wait(1) == -signal.SIGTERM
-    assert pids(run) == {spared[0].pid}
-    assert [process.poll() for process in spared] == [None] * 4
+    assert pids(run) == set()
+    assert [process.poll() for process in spared] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -271,7 +267,6 @@ def test_an_invalid_launch_is_refused(name: str) -> None:
         lambda: find_ranks(HOST, name),
         lambda: request_snapshot(HOST, name, "s"),
         lambda: end_ranks([HOST], name),
-        lambda: end_ranks([HOST], "0" * 16, keep=name),
     ):
         with pytest.raises(ClusterError, match="is not the name of a run or launch"):
             act()

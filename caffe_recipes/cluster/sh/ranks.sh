@@ -90,12 +90,8 @@ add_target() { case $targets in *" $1:$2 "*) ;; *) targets="$targets$1:$2 $newli
 # A proxy of a launcher may have our launch in its environment only on the launcher's own host; elsewhere it is found as the
 # parent of its ranks.
 collect() {
-    [ "$launch" != "$keep" ] || return 0
-    if [ "$rank" = - ]; then
-        if [ "$launcher" != 0 ] || is_named "$comm" "$proxies"; then add_target "$pid" "$started"; fi
-        return 0
-    fi
     add_target "$pid" "$started"
+    [ "$rank" != - ] || return 0
     proxy=$parent
     if [ -O "/proc/$proxy" ] && read_stat "$proxy" && is_named "$comm" "$proxies"; then add_target "$proxy" "$started"; fi
 }
@@ -113,10 +109,9 @@ signal_targets() {
     targets=$alive
 }
 
-# KEEP GRACE LAST LAUNCHER: ends all processes except those of the launch KEEP. Sends SIGTERM, and SIGKILL after GRACE;
-# gives up after LAST, both in tenths of a second. Spares the launcher's processes if LAUNCHER is 0.
+# GRACE LAST: ends all processes. Sends SIGTERM, and SIGKILL after GRACE; gives up after LAST, both in tenths of a second.
 end_all() {
-    keep=$1 launcher=$4 targets=' ' tenths=0
+    targets=' ' tenths=0
     for_each collect
     signal_targets "TERM${newline}CONT"
     while :; do
@@ -125,10 +120,10 @@ end_all() {
             [ "$targets" != ' ' ] || break
             signal_targets "TERM${newline}CONT"
         fi
-        [ "$tenths" -lt "$3" ] || break
+        [ "$tenths" -lt "$2" ] || break
         sleep 0.1
         tenths=$((tenths + 1))
-        if [ "$tenths" -ge "$2" ]; then signal_targets KILL; else signal_targets ''; fi
+        if [ "$tenths" -ge "$1" ]; then signal_targets KILL; else signal_targets ''; fi
     done
     for target in $targets; do
         target=${target# } target=${target% }

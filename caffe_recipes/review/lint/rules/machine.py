@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.chain import planned_snapshots
 from caffe_recipes.caffe.weights import weights_bytes
 from caffe_recipes.errors import PrototxtError
@@ -146,5 +145,5 @@ def _snapshot_bytes(chain: Chain) -> Iterator[float]:
             continue
         if link.net.path not in weights:
             with suppress(PrototxtError):  # a net rule reports this
-                weights[link.net.path] = weights_bytes(link.net.message, pb.TRAIN) or 0
+                weights[link.net.path] = weights_bytes(link.net.message) or 0
         yield 2 * len(planned_snapshots(link)) * weights.get(link.net.path, 0)
