@@ -11,7 +11,7 @@ from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import NET, PATH, Whole, examples, gather
 from caffe_recipes.cli.streams import any_dialect, echo, echo_rows, max_bytes_option, terminal_width
 from caffe_recipes.errors import InputError
-from caffe_recipes.files.atomic_writes import check_not_input
+from caffe_recipes.files.atomic_writes import check_output
 from caffe_recipes.review.foreign import describe_foreign
 from caffe_recipes.review.inspect.summary import (
     SummaryOptions,
@@ -106,7 +106,7 @@ def summary(
         from caffe_recipes.review.inspect.plot_style import format_of
 
         kind = format_of(graph)
-        check_not_input(graph, [net], "--graph")
+        check_output(graph, [net], "--graph")
     read = read_net(net, options)
     for line in describe_foreign([read.document] if read.document else [], options.dialect):
         echo(line, err=True)

@@ -57,7 +57,7 @@ def test_json_and_graph_go_together(net: Path) -> None:
             "out.gif: is not a picture file; end it in .svg",
         ),
         (["net.prototxt", "--graph", "net.prototxt/out.svg"], "net.prototxt"),
-        (["net.prototxt", "--graph", "gone/out.svg"], "gone/out.svg: cannot be written"),
+        (["net.prototxt", "--graph", "gone/out.svg"], "the folder gone does not exist; create it"),
         (["net.prototxt", "--input", "3,9"], "'3,9' is not channels,height,width"),
         (["net.prototxt", "--input", "3,0,9"], "is not channels,height,width"),
         (["net.prototxt", "--input", "3,²,9"], "is not channels,height,width"),
