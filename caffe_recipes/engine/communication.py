@@ -1,7 +1,8 @@
 """The ranks of a run under mpiexec, torchrun or srun, and their communication.
 
-Failures and the addresses of ranks go by MPI, or else through a store; tensors go through torch.distributed,
-by NCCL where each rank has a GPU of its own, and by gloo elsewhere, since torch's wheels have no MPI backend.
+Failures and the addresses of ranks go by MPI, or else through gloo and a store; tensors go through
+torch.distributed, by NCCL where each rank has a GPU of its own, and by gloo elsewhere, since torch's wheels
+have no MPI backend.
 Messages are bytes and JSON: mpi4py's lower-case calls, and torch's for objects, would unpickle, and so
 execute, whatever arrives.
 """
@@ -112,6 +113,8 @@ class JoinedRanks(Ranks, ABC):
         """Start an in-place sum of `tensor` over the ranks, and return a function that waits for it."""
         from torch.distributed import all_reduce
 
+        from caffe_recipes.engine.rendezvous import lost_connection
+
         work = all_reduce(tensor, async_op=True)
 
         def wait() -> None:
@@ -119,10 +122,7 @@ class JoinedRanks(Ranks, ABC):
                 if work is not None:
                     work.wait()
             except RuntimeError as error:
-                what = str(error).partition("\n")[0]
-                raise RunFailed(
-                    f"rank {self.rank}", f"lost the connection to the other ranks: {what}"
-                ) from None
+                raise lost_connection(self.rank, error) from None
 
         return wait
 
@@ -177,28 +177,23 @@ class MpiRanks(JoinedRanks):
 
 
 class TorchRanks(JoinedRanks):
-    """The ranks of one torchrun, which meet in its store, and which it ends if one of them fails."""
+    """The ranks that torchrun, srun or a user started, which meet in a store."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
-        from caffe_recipes.engine.rendezvous import find_store  # imports torch
+        from caffe_recipes.engine.rendezvous import connect_texts, find_store  # imports torch
 
         self.rank, self.size = rank, size
-        self._store, self._gathered = find_store(rank, size), 0
+        self._store = find_store(rank, size)
+        self._gather = connect_texts(self._store, rank, size)
         self.entropy = int(self.gather(str(self.entropy))[0])
 
     def gather(self, text: str) -> list[str]:
-        """Return the texts of all ranks, in rank order."""
-        name, self._gathered = f"gather-{self._gathered}", self._gathered + 1
-        try:
-            self._store.set(f"{name}-{self.rank}", text)
-            return [self._store.get(f"{name}-{rank}").decode() for rank in range(self.size)]
-        except RuntimeError as error:
-            what = f"lost torchrun's store: {str(error).partition(chr(10))[0]}"
-            raise RunFailed(f"rank {self.rank}", what) from None
+        """Return the texts of all ranks, in rank order. Raises RunFailed if a rank has ended."""
+        return self._gather(text)
 
     def make_store(self) -> Store:
-        """Return torchrun's store."""
+        """Return the store in which the ranks have met."""
         return self._store
 
 

@@ -2,11 +2,13 @@
 
 torch's own stores listen on a port that any user of the node or network can connect to. Under mpiexec, ranks
 exchange their addresses as MPI messages instead, so no additional port is open. torchrun has opened its own.
+A store would not notice that a rank has died, so it holds only addresses: all else goes through connections.
 NCCL's ranks find each other by a random number and an address, which rank 0 puts into the same store.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import queue
@@ -16,10 +18,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.distributed import (  # type: ignore[attr-defined]
+    PrefixStore,
+    ProcessGroupGloo,
     Store,
     init_process_group,
     is_nccl_available,
@@ -33,6 +40,7 @@ Gather = Callable[[str], list[str]]
 # A rank that receives nothing for this long fails, since mpiexec never notices a dead connection.
 _TIMEOUT = timedelta(minutes=30)
 _STORE_TIMEOUT = timedelta(minutes=5)  # of ranks that meet in a store
+_OWN_PORT = "give each job a MASTER_PORT of its own"
 _GREETING_S = 5.0
 _CONNECT_POLL_S = 0.2
 _POLL_S = 0.001
@@ -83,19 +91,38 @@ class MpiStore(Store):
 
 
 def find_store(rank: int, size: int, timeout: timedelta = _STORE_TIMEOUT) -> Store:
-    """Return the store at MASTER_ADDR, which torchrun or rank 0 opens. Raises RunFailed after `timeout`."""
+    """Return the store at MASTER_ADDR, which torchrun or rank 0 opens.
+
+    Raises RunFailed after `timeout`, and at once if the store or its port is another job's.
+    """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
             _await_listener(address, port, timeout.total_seconds())
         else:
             socket.getaddrinfo(address, port)  # torch would look for a wrong name again and again
+            _check_unused(port)
         store = _join_store(rank, size, timeout)
     except (OSError, RuntimeError) as error:
         what = f"cannot reach the store at {address}, port {port}: {str(error).partition(chr(10))[0]}"
         raise RunFailed(f"rank {rank}", what, "check MASTER_ADDR and MASTER_PORT") from None
     store.set_timeout(timeout)
+    ranks = int(store.compare_set("size", "", str(size)))
+    if ranks != size or store.add(f"rank-{rank}", 1) > 1:
+        what = f"the store at {address}, port {port}, is that of other ranks"
+        raise RunFailed(f"rank {rank}", what, _OWN_PORT)
     return store
+
+
+def _check_unused(port: int) -> None:
+    """Raise RunFailed if another program listens on a port of this host."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        what = f"port {port} of {socket.gethostname()}, for the store, is in use"
+        raise RunFailed("rank 0", what, _OWN_PORT) from None
 
 
 def _join_store(rank: int, size: int, timeout: timedelta) -> Store:
@@ -136,6 +163,50 @@ def _await_listener(address: str, port: int, timeout_s: float) -> None:
             if is_wrong or time.monotonic() > until:
                 raise
         time.sleep(_CONNECT_POLL_S)
+
+
+def connect_texts(store: Store, rank: int, size: int) -> Gather:
+    """Connect the ranks that have met in a store, and return a function that gathers the texts of all.
+
+    Raises RunFailed, also from that function, if a rank has ended.
+    """
+    numbers = count()
+
+    def gather_in_store(text: str) -> list[str]:
+        number = next(numbers)
+        store.set(f"text-{number}-{rank}", text)
+        return [store.get(f"text-{number}-{other}").decode() for other in range(size)]
+
+    try:
+        _find_interface(socket.gethostname(), rank, gather_in_store)
+        group = ProcessGroupGloo(PrefixStore("texts", store), rank, size, _TIMEOUT)
+    except RuntimeError as error:
+        what = f"cannot connect to the other ranks: {str(error).partition(chr(10))[0]}"
+        raise RunFailed(f"rank {rank}", what, "has one of them ended?") from None
+
+    def exchange(own: Tensor) -> list[Tensor]:
+        every = [torch.empty_like(own) for _ in range(size)]
+        group.allgather([every], [own]).wait()  # type: ignore[attr-defined]
+        return every
+
+    def gather(text: str) -> list[str]:
+        data = torch.from_numpy(np.frombuffer(text.encode(), np.uint8).copy())
+        try:
+            sizes = [int(length) for length in exchange(torch.tensor(len(data)))]
+            padded = data.new_zeros(max(1, *sizes))
+            padded[: len(data)] = data
+            parts = exchange(padded)
+        except RuntimeError as error:
+            raise lost_connection(rank, error) from None
+        return [bytes(part[:length].numpy()).decode() for part, length in zip(parts, sizes, strict=True)]
+
+    return gather
+
+
+def lost_connection(rank: int, error: RuntimeError) -> RunFailed:
+    """Return the failure of a rank whose exchange with the others has failed with `error` of torch's."""
+    why = str(error).partition("\n")[0].partition(". ")[0]  # without gloo's advice to its developers
+    return RunFailed(f"rank {rank}", f"lost the connection to the other ranks: {why}")
 
 
 def join_group(store: Store, rank: int, size: int, gather: Gather, device: str) -> None:

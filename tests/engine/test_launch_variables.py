@@ -8,11 +8,13 @@ from caffe_recipes.engine.launch_variables import RankPlace, check_store, find_p
 from caffe_recipes.errors import InputError
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}
+HYDRA_OF_ONE = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
 STORE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 BY_HAND = {"RANK": "3", "WORLD_SIZE": "8", **STORE}
 TORCHRUN = BY_HAND | {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "3"}
 STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1"}
+PMIX = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.1.0"}  # sets no number of ranks
 SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}
 ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
 
@@ -30,7 +32,20 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
         (HYDRA | STEP, RankPlace(1, 2, by_mpi=True)),
         (TORCHRUN | STEP, RankPlace(3, 8)),
         (TORCHRUN | HYDRA, RankPlace(3, 8)),
-        (TORCHRUN | HYDRA | {"PMI_RANK": "0", "PMI_SIZE": "1"}, RankPlace(3, 8)),
+        (TORCHRUN | HYDRA_OF_ONE, RankPlace(3, 8)),
+        (TORCHRUN | ALONE | HYDRA, RankPlace()),
+        (TORCHRUN | ALONE | HYDRA | STEP | STORE, RankPlace()),
+        (TORCHRUN | ALONE | OPEN_MPI, RankPlace()),
+        (TORCHRUN | ALONE | HYDRA_OF_ONE, RankPlace()),
+        (TORCHRUN | ALONE, RankPlace()),
+        (BY_HAND | HYDRA_OF_ONE, RankPlace(3, 8)),
+        (BY_HAND | STEP, RankPlace(3, 8)),
+        (HYDRA_OF_ONE | STEP, RankPlace()),
+        (HYDRA_OF_ONE | STEP | STORE, RankPlace(1, 3)),
+        (HYDRA_OF_ONE, RankPlace()),
+        (OPEN_MPI | STEP | STORE, RankPlace(2, 4, by_mpi=True)),
+        (PMIX | STEP | STORE, RankPlace(1, 3)),
+        (PMIX | STEP, RankPlace()),
         (HYDRA | {"RANK": "1", "WORLD_SIZE": "2"}, RankPlace(1, 2, by_mpi=True)),
         (HYDRA | ALONE, RankPlace(1, 2, by_mpi=True)),
         (ALONE, RankPlace()),
@@ -84,6 +99,9 @@ def test_ranks_that_can_meet_are_not_refused(environment: dict[str, str]) -> Non
 
 def test_a_number_on_its_host_must_be_one() -> None:
     assert [rank_on_host(of) for of in ({}, HYDRA, TORCHRUN, STEP, HYDRA | TORCHRUN)] == [0, 1, 3, 1, 3]
+    by_hand = HYDRA_OF_ONE | BY_HAND | {"LOCAL_RANK": "2"}
+    pmi2 = {"PMI_RANK": "1", "PMI_SIZE": "3"} | STEP
+    assert [rank_on_host(of) for of in (by_hand, pmi2, ALONE | STEP)] == [2, 1, 1]
     for wrong in ("x", "-1"):
         with pytest.raises(InputError):
             rank_on_host({"LOCAL_RANK": wrong})

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from caffe_recipes.engine.rendezvous import choose_backend, find_store
+from caffe_recipes.engine.rendezvous import choose_backend, connect_texts, find_store
 from caffe_recipes.errors import RunFailed
 
 
@@ -27,6 +30,16 @@ def test_tensors_go_through_nccl_only_if_each_rank_has_a_gpu_of_its_own(
     assert choose_backend(gpus) == backend
 
 
+def meet_at(monkeypatch: pytest.MonkeyPatch, address: str) -> int:
+    """Set the address of the store and a free port, and return the port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    return port
+
+
 @pytest.mark.parametrize(
     ("address", "rank", "what"),
     [
@@ -39,11 +52,7 @@ def test_tensors_go_through_nccl_only_if_each_rank_has_a_gpu_of_its_own(
 def test_a_rank_does_not_wait_forever_for_the_others(
     monkeypatch: pytest.MonkeyPatch, address: str, rank: int, what: str
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    monkeypatch.setenv("MASTER_ADDR", address)
-    monkeypatch.setenv("MASTER_PORT", str(port))
+    port = meet_at(monkeypatch, address)
     with pytest.raises(RunFailed) as caught:
         find_store(rank, 2, timedelta(seconds=1))
     assert caught.value.what.startswith(f"cannot reach the store at {address}, port {port}: ")
@@ -56,3 +65,55 @@ def test_a_rank_does_not_wait_forever_for_another_program(monkeypatch: pytest.Mo
         monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
         with pytest.raises(RunFailed, match="another program listens there"):
             find_store(1, 2, timedelta(seconds=0.5))
+
+
+def test_two_jobs_at_one_port_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = meet_at(monkeypatch, "127.0.0.1")
+    with ThreadPoolExecutor(2) as threads:
+        stores = list(threads.map(find_store, (0, 1), (2, 2)))
+    assert len(stores) == 2
+    whats = {
+        (0, 2): f"port {port} of {socket.gethostname()}, for the store, is in use",
+        (1, 2): f"the store at 127.0.0.1, port {port}, is that of other ranks",
+        (2, 3): f"the store at 127.0.0.1, port {port}, is that of other ranks",
+    }
+    for (rank, size), what in whats.items():
+        with pytest.raises(RunFailed) as caught:
+            find_store(rank, size, timedelta(seconds=5))
+        assert str(caught.value) == f"rank {rank}: {what}; give each job a MASTER_PORT of its own"
+
+
+def on_all_ranks(size: int, work: Callable[[int, HashStore], object]) -> list[object]:
+    """Call `work` in a thread for each rank, with a store that they share, and return what it returns."""
+    store = HashStore()
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(work, range(size), [store] * size))
+
+
+def test_ranks_gather_texts_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # set for good without it
+    texts = ["", "e\u0301" * 3000, "c"]
+
+    def work(rank: int, store: HashStore) -> list[list[str]]:
+        gather = connect_texts(store, rank, 3)
+        return [gather(texts[rank]), gather(""), gather(str(rank))]
+
+    assert on_all_ranks(3, work) == [[texts, [""] * 3, ["0", "1", "2"]]] * 3
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_ranks_do_not_wait_for_one_that_has_ended(monkeypatch: pytest.MonkeyPatch, ended: int) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+    def work(rank: int, store: HashStore) -> str:
+        gather = connect_texts(store, rank, 3)
+        gather("here")
+        if rank == ended:
+            return ""  # closes its connections, as the end of a process does
+        with pytest.raises(RunFailed) as caught:
+            gather("still here")
+        return str(caught.value)
+
+    others = [message for message in on_all_ranks(3, work) if message]
+    assert len(others) == 2
+    assert all(": lost the connection to the other ranks: " in str(message) for message in others)
