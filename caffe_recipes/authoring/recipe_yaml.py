@@ -270,15 +270,17 @@ def clean_name(text: str) -> str:
 def choose_name(name: str | None, path: Path | None) -> str | None:
     """Return the recipe's name: the given one, else the name of its file, which its jobs look for.
 
-    Return None without either. Raises InputError for a file name that is not a valid recipe name.
+    Return None without either. Raises InputError if that is not a valid recipe name.
     """
-    if name is not None or path is None:
-        return name
+    if name is None and path is None:
+        return None
+    where, given = ("--name", name) if name is not None else (str(path), Path(str(path)).stem)
     try:
-        return TypeAdapter(FileName).validate_python(path.stem)
+        return TypeAdapter(FileName).validate_python(given)
     except ValidationError:
-        what = f"'{path.stem[:100]}' is not a valid recipe name: use letters, digits, '.', '_' and '-'"
-        raise InputError(path, what, "give another --out, or a --name") from None
+        what = f"'{given[:100]}' is not a valid name of a recipe"
+        hint = "use letters, digits, '.', '_' and '-', 100 at most, and begin with a letter or digit"
+        raise InputError(where, what, hint if name is not None else f"{hint}, or give a --name") from None
 
 
 def write_new(path: Path, text: str) -> None:

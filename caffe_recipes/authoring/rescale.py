@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +263,10 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
     Raises InputError if the numbers do not fit, or if nothing would change.
     """
     if change == RescaleTarget(name=change.name, trainer=change.trainer):
-        raise InputError(recipe.name, "nothing to change", "give --nodes, --batch, --epochs or --smooth")
+        names = [f"--{field.name.replace('_', '-')}" for field in fields(change)]
+        changes = [name for name in names if name not in ("--name", "--trainer")]
+        hint = f"give {', '.join(changes[:-1])} or {changes[-1]}"
+        raise InputError(recipe.name, "nothing to change", hint)
     cluster = _resize_cluster(recipe, change)
     batch = cluster["nodes"] * cluster["ranks_per_node"] * cluster["batch_per_rank"]
     check_batch(batch, recipe.data.train.images, "--batch" if change.batch else "--nodes")

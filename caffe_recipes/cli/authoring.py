@@ -35,7 +35,9 @@ def check_epochs(least: float = 0) -> Callable[[click.Context, click.Parameter, 
     """Return a callback that refuses epochs below `least`, not above 0, or above 100,000."""
 
     def check(context: click.Context, option: click.Parameter, epochs: float | None) -> float | None:
-        if epochs is not None and not (least <= epochs and 0 < epochs < math.inf):
+        if epochs is not None and not math.isfinite(epochs):
+            raise InputError(option.opts[0], f"{epochs:g} is not a finite number", "give epochs, such as 90")
+        if epochs is not None and (epochs < least or epochs <= 0):
             hint = f"give {least:g} or more" if least else "give more than 0"
             raise InputError(option.opts[0], f"{epochs:g} is not a valid number of epochs", hint)
         if epochs is not None and epochs > _MOST_EPOCHS:

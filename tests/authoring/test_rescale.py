@@ -398,7 +398,11 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        (SMALL, RescaleTarget(), "nothing to change; give --nodes, --batch, --epochs or --smooth"),
+        (
+            SMALL,
+            RescaleTarget(),
+            "nothing to change; give --nodes, --batch, --epochs, --ranks-per-node, --batch-per-rank or",
+        ),
         (SMALL, RescaleTarget(name="other"), "nothing to change"),
         (SMALL, RescaleTarget(nodes=64, batch=4096), "already has batch 4,096, 64 nodes and 72.29 ep"),
         (SMALL, RescaleTarget(epochs=72.29), "already has"),

@@ -57,7 +57,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         ([FOLDER, "--out", "a.txt"], "a.txt: is not a recipe file name; use the suffix .yaml"),
         ([FOLDER, "--out", "no/a.yaml"], "no/a.yaml: its parent directory does not exist; create it first"),
         ([FOLDER, "--script", "there.yaml"], "there.yaml: contains no training command"),
-        ([FOLDER, "--name", "a/b"], "Error: --name: must start with a letter"),
+        ([FOLDER, "--name", "a/b"], "Error: --name: 'a/b' is not a valid name of a recipe; use"),
         ([FOLDER, "--name", ""], "--name: is empty; give a name, or omit the option"),
         ([FOLDER, "--ranks", "7", "--ranks-per-node", "2"], "--ranks: 7 ranks do not fill whole nodes of 2"),
         ([DIGITS, "--ranks-per-node", "5"], "Error: --ranks-per-node: 2 ranks do not fill whole nodes of 5"),

@@ -121,7 +121,7 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_go_to_stderr(tmp_path
     ("changed", "message"),
     [
         ({"--epochs": "0"}, "--epochs: 0 is not a valid number of epochs; give 1 or more"),
-        ({"--epochs": "nan"}, "--epochs: nan is not a valid number of epochs"),
+        ({"--epochs": "nan"}, "--epochs: nan is not a finite number"),
         ({"--epochs": "1000000"}, "--epochs: 1000000 epochs is too many; give 100000 or"),
         ({"--collapse-epochs": "1e300"}, "--collapse-epochs: 1e+300 epochs is too many"),
         ({"--trainer": ""}, "--trainer: '' is not a path; is a variable unset?"),
@@ -133,7 +133,7 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_go_to_stderr(tmp_path
         ({"--trainer": "tensorflow"}, "--trainer: 'tensorflow' is not a trainer; give caffe-torch, or"),
         ({"--trainer": "-x"}, "--trainer: a launcher would read -x as one of its options; write ./-x"),
         ({"--name": ""}, "--name: is empty; give a name, or omit the option"),
-        ({"--name": "a/b"}, "Error: --name: must start with a letter"),
+        ({"--name": "a/b"}, "Error: --name: 'a/b' is not a valid name of a recipe; use letters"),
         (
             {"--lmdb": "\udcff"},
             "new: a name or path is not valid UTF-8; rename it",
@@ -151,7 +151,7 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_go_to_stderr(tmp_path
         ({"--out": "there.yaml"}, "there.yaml: already exists"),
         (
             {"--out": "a b.yaml"},
-            "a b.yaml: 'a b' is not a valid recipe name: use letters, digits, '.', '_' and '-'",
+            "a b.yaml: 'a b' is not a valid name of a recipe; use letters, digits, '.', '_' and '-'",
         ),
     ],
 )

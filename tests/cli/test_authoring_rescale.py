@@ -54,16 +54,23 @@ def test_without_a_file_it_is_printed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([RECIPE], "stampede2-64n-72ep: nothing to change; give --nodes, --batch, --epochs or --smooth"),
+        (
+            [RECIPE],
+            "stampede2-64n-72ep: nothing to change; give --nodes, --batch, --epochs, --ranks-per-node, "
+            "--batch-per-rank or --smooth",
+        ),
         ([RECIPE, "--epochs", "0"], "--epochs: 0 is not a valid number of epochs; give more than 0"),
-        ([RECIPE, "--epochs", "inf"], "--epochs: inf is not a valid number of epochs"),
-        ([RECIPE, "--epochs", "nan"], "--epochs: nan is not a valid number of epochs"),
+        ([RECIPE, "--epochs", "inf"], "--epochs: inf is not a finite number; give epochs, such as 90"),
+        ([RECIPE, "--epochs", "nan"], "--epochs: nan is not a finite number"),
         ([RECIPE, "--epochs", "1000000"], "--epochs: 1000000 epochs is too many"),
         ([RECIPE, "--epochs", "1e300"], "--epochs: 1e+300 epochs is too many"),
         ([RECIPE, "--nodes", "64"], "already has batch 4,096, 64 nodes and 72.29 epochs"),
-        ([RECIPE, "--nodes", "32", "--name", "a/b"], "--name: must start with a letter"),
+        (
+            [RECIPE, "--nodes", "32", "--name", "a b"],
+            "--name: 'a b' is not a valid name of a recipe; use letters",
+        ),
         ([RECIPE, "--nodes", "32", "--name", ""], "--name: is empty; give a name, or omit the option"),
-        ([RECIPE, "--nodes", "32", "--name", "\udcff"], "is not valid UTF-8"),
+        ([RECIPE, "--nodes", "32", "--name", "\udcff"], "' is not a valid name of a recipe; use letters"),
         ([RECIPE, "--batch", "1"], "--batch: a batch of 1 cannot be divided among 64 nodes x 2 ranks; use"),
         ([RECIPE, "--batch", "100"], "2 ranks; use --nodes 50"),
         (
