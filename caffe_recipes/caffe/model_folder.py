@@ -99,9 +99,20 @@ def load_model(folder: Path) -> ModelDescription:
 
 
 def find_model(given: str, root: Path) -> Path:
+    """Return the folder of a model as search_model does. Raises InputError if there is none."""
+    if (found := search_model(given, root)) is not None:
+        return found
+    if not root.is_dir():
+        raise InputError(root, "no such folder", "give the one that contains `runs` with --caffe-root")
+    is_file = Path(given).suffix in (".caffemodel", ".h5", ".prototxt")
+    hint = "give both files as --net and --weights" if is_file else "a finished run has model/model.json"
+    raise InputError(given, "is not a model, nor a run that has one", hint)
+
+
+def search_model(given: str, root: Path) -> Path | None:
     """Return the folder of a model: a run's `model/`, by the run's name or folder, or the folder itself.
 
-    The name of a recipe means its latest run. Raises InputError if there is no model.
+    The name of a recipe means its latest run. Return None if there is no model.
     """
     folder = root / RUNS / given
     if not folder.exists():
@@ -109,6 +120,4 @@ def find_model(given: str, root: Path) -> Path:
     for place in (Path(given), Path(given) / "model", folder / "model"):
         if (place / DESCRIPTION).is_file():
             return place
-    is_file = Path(given).suffix in (".caffemodel", ".h5", ".prototxt")
-    hint = "give both files as --net and --weights" if is_file else "a finished run has model/model.json"
-    raise InputError(given, "is not a model, nor a run that has one", hint)
+    return None

@@ -10,7 +10,7 @@ import io
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
 
@@ -30,13 +30,17 @@ from caffe_recipes.files.bounded_reads import load_within
 
 @dataclass(frozen=True)
 class LooseFiles:
-    """The files of a model that no run has described; `mean` is a file (of Caffe, or .npy), or numbers."""
+    """The files of a model that no run has described; `mean` is a file (of Caffe, or .npy), or numbers.
+
+    `transform_of` names a run, or a folder, whose transform and names of classes are those of the net, too.
+    """
 
     net: Path | None = None
     weights: Path | None = None
     mean: str | None = None
     scale: float = 1.0
     names: Path | None = None
+    transform_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
         if loose.net or loose.weights:
             raise InputError("--net", "goes together with --weights", "give both, or a run alone")
         if loose != LooseFiles():
-            what = "are for --net and --weights"
-            raise InputError("--mean, --scale and --names", what, "leave them out: a run has its own")
+            what, hint = "are for --net and --weights", "leave them out: a run has its own"
+            raise InputError("--mean, --scale, --names and --transform-of", what, hint)
         if given is None:
             raise InputError("", "no model is given", "name a run, or give --net and --weights")
         folder = find_model(given, root)
@@ -68,6 +72,14 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
         return Model(folder / DEPLOY, folder / WEIGHTS, found, found.transform_of(folder))
     if given is not None:
         raise InputError(given, "is a second model beside --net", "give a run, or --net and --weights")
+    if loose.transform_of is not None:
+        if loose != LooseFiles(loose.net, loose.weights, transform_of=loose.transform_of):
+            what, hint = "do not go with --transform-of", "leave them out: the run has its own"
+            raise InputError("--mean, --scale and --names", what, hint)
+        folder = find_model(loose.transform_of, root)
+        found = load_model(folder)
+        described = replace(found, accuracy={}, weights_sha256="")  # of the run's own weights
+        return Model(loose.net, loose.weights, described, found.transform_of(folder))
     if not 1e-30 < abs(loose.scale) < 1e30:  # Caffe computes in float32
         raise InputError("--scale", f"{loose.scale:g} is not a scale of pixels", "give e.g. 0.0078125")
     means = _mean_values(loose.mean)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import NET, PATH, PATH_TEXT, Whole, examples, gather
+from caffe_recipes.cli.options import FOLDER, NET, PATH, PATH_TEXT, Whole, examples, gather
 from caffe_recipes.cli.streams import any_dialect, echo, max_bytes_option, print_text
 from caffe_recipes.cli.summary import image_size
 from caffe_recipes.engine.packages import require_packages
@@ -27,7 +27,7 @@ from caffe_recipes.review.deploy import (
         "caffe-recipes deploy net.prototxt --fold-bn net.caffemodel -o new.prototxt",
     )
 )
-@click.argument("net", metavar="FILE|FOLDER|NAME[:net]", type=NET)
+@click.argument("net", metavar="FILE|FOLDER|NAME[:net]|RUN", type=NET)
 @click.option(
     "--out",
     "-o",
@@ -63,7 +63,12 @@ from caffe_recipes.review.deploy import (
     type=click.Choice(["opencv"]),
     help="Write what this program reads, and check that it computes the same.",
 )
-@click.option("--caffe-root", type=PATH, metavar="DIR", help="The folder that Caffe is started in.")
+@click.option(
+    "--caffe-root",
+    type=FOLDER,
+    metavar="DIR",
+    help="The folder that Caffe is started in, and that contains runs/.",
+)
 @any_dialect
 @consent.run_code
 @max_bytes_option
@@ -72,6 +77,8 @@ def deploy(
     net: str, choices: DeployChoices, out: str | None, weights: Path | None, reader: str | None
 ) -> None:
     """Derive a deploy net from a train_val net, a solver or a recipe: the layers that predict, in phase TEST.
+
+    RUN is the name of a finished run, which has a deploy net already: it is what --fold-bn and --for change.
 
     Losses become the activation that they apply (SoftmaxWithLoss becomes Softmax, `prob`); labels, metrics,
     learning rates and fillers are left out. With --dialect, the net must be one that this Caffe reads. What

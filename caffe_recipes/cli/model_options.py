@@ -8,7 +8,7 @@ from functools import reduce
 import click
 
 from caffe_recipes.caffe.models import LooseFiles
-from caffe_recipes.cli.options import NUMBER, PATH, PATH_TEXT, gather
+from caffe_recipes.cli.options import NUMBER, PATH, PATH_TEXT, RUN, gather
 
 _OPTIONS = (
     click.option("--net", metavar="FILE", type=PATH, help="A deploy net, in place of a run; with --weights."),
@@ -29,6 +29,13 @@ _OPTIONS = (
         metavar="FILE",
         type=PATH,
         help="With --net: the names of the classes, one per line, e.g. synset_words.txt.",
+    ),
+    click.option(
+        "--transform-of",
+        metavar="RUN|FOLDER",
+        type=RUN,
+        help="With --net: prepare images and name classes as the model of this run, e.g. for a net that "
+        "`deploy --fold-bn` made of it.",
     ),
 )
 

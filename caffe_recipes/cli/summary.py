@@ -8,7 +8,7 @@ import click
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import NET, PATH, Whole, examples, gather
+from caffe_recipes.cli.options import FOLDER, NET, PATH, Whole, examples, gather
 from caffe_recipes.cli.streams import any_dialect, echo, echo_rows, max_bytes_option, terminal_width
 from caffe_recipes.errors import InputError
 from caffe_recipes.files.atomic_writes import check_output
@@ -73,7 +73,7 @@ def image_size(
     metavar="C,H,W",
     help="Size of the images, e.g. 3,256,256, if it cannot be read from a file on this machine.",
 )
-@click.option("--caffe-root", type=PATH, metavar="DIR", help="The folder that Caffe is started in.")
+@click.option("--caffe-root", type=FOLDER, metavar="DIR", help="The folder that Caffe is started in.")
 @click.option(
     "--wide",
     "is_wide",

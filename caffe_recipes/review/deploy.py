@@ -11,6 +11,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import Deploy, DeployOptions, derive_deploy
 from caffe_recipes.caffe.dialects import find_dialect
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
+from caffe_recipes.caffe.model_folder import DEPLOY, search_model
 from caffe_recipes.caffe.prototxt import MOST_BYTES, NO_COMMENTS, Comment, encode_prototxt
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.caffe.weights import serialize
@@ -19,6 +20,7 @@ from caffe_recipes.files.atomic_writes import check_output, output_error, write_
 from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.limits import limit
 from caffe_recipes.review.inspect.nets import image_reader, load_given_net
+from caffe_recipes.review.naming import find_named
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,17 @@ class DeployChoices:
 
 
 def load_deploy(given: str, choices: DeployChoices) -> Deploy:
-    """Return the deploy net of a net file, a solver, a recipe (`NAME[:net]`) or a folder with one net.
+    """Return the deploy net of a net file, a solver, a recipe (`NAME[:net]`), a folder with one net or a run.
 
-    Raises PrototxtError, RecipeError or InputError.
+    A run has one if it is finished. Raises PrototxtError, RecipeError or InputError.
     """
     if choices.image is not None:
         pixels, most = math.prod(choices.image[1:]), limit("image-pixels")
         if pixels > most:
             what = f"an image of {pixels:,} pixels is too large to be read; the limit is {most:,}"
             raise InputError("--input", what, "give the size of the images, e.g. 3,224,224")
+    model = None if find_named(given) else search_model(given, choices.caffe_root or Path())
+    given = given if model is None else str(model / DEPLOY)
     found = load_given_net(given, pb.TEST, choices.caffe_root, choices.max_bytes)
     comments: Mapping[str, Comment] = NO_COMMENTS
     if found.document is not None:

@@ -48,6 +48,8 @@ def test_a_model_is_found_by_its_folder_or_its_run(tmp_path: Path) -> None:
         assert find_model(str(given), tmp_path) == folder
     with pytest.raises(InputError, match="is not a model, nor a run that has one"):
         find_model("digits-2", tmp_path)
+    with pytest.raises(InputError, match="none: no such folder; give the one that contains `runs`"):
+        find_model("digits-2", tmp_path / "none")
 
 
 def test_the_name_of_a_recipe_stands_for_its_latest_run(tmp_path: Path) -> None:

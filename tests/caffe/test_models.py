@@ -29,6 +29,17 @@ def test_the_model_of_a_run_has_the_transform_of_its_folder(tmp_path: Path) -> N
     assert model.transform.mean_file == str(folder / "mean.binaryproto")
 
 
+def test_loose_files_may_have_the_transform_and_the_names_of_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "runs/a-1/model"
+    folder.mkdir(parents=True)
+    described = ModelDescription("n", ("ant",), (3, 4, 4), {"scale": 0.5}, {"top-1": 0.9}, weights_sha256="a")
+    (folder / "model.json").write_text(described.render())
+    model = open_model(None, LooseFiles(NET, WEIGHTS, transform_of="a-1"), tmp_path)
+    assert (model.net, model.weights, model.is_resized) == (NET, WEIGHTS, False)
+    assert (model.transform.scale, model.description.classes) == (0.5, ("ant",))
+    assert (model.description.accuracy, model.description.weights_sha256) == ({}, "")
+
+
 def test_loose_files_have_the_mean_of_each_channel_and_names(tmp_path: Path) -> None:
     blob = pb.BlobProto(num=1, channels=2, height=1, width=3, data=[1, 2, 3, 10, 20, 30])
     save_message(blob, tmp_path / "mean.binaryproto")
@@ -112,7 +123,10 @@ def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
         ("w.caffemodel", LooseFiles(), "w.caffemodel"),
         ("a", LooseFiles(net=NET), "--net"),
         (None, LooseFiles(weights=WEIGHTS), "--net"),
-        ("a", LooseFiles(scale=2), "--mean, --scale and --names"),
+        ("a", LooseFiles(scale=2), "--mean, --scale, --names and --transform-of"),
+        ("a", LooseFiles(transform_of="a"), "--mean, --scale, --names and --transform-of"),
+        (None, LooseFiles(NET, WEIGHTS, transform_of="absent-1"), "absent-1"),
+        (None, LooseFiles(NET, WEIGHTS, scale=2, transform_of="absent-1"), "--mean, --scale and --names"),
         ("a", LooseFiles(NET, WEIGHTS), "a"),
         (None, LooseFiles(NET, WEIGHTS, mean="1.2.3"), "--mean"),
         (None, LooseFiles(NET, WEIGHTS, mean="absent.npy"), "--mean"),

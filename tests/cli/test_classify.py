@@ -80,7 +80,21 @@ def test_loose_files_are_resized_and_named(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1].split()[1] in {"ant", "bee", "cat", "dog", "elk"}
     assert call_main("classify", *words, cwd=tmp_path).returncode == 2
     done = call_main("classify", "run-1", "i.png", "--mean", "1,2,3", cwd=tmp_path)
-    assert done.stderr.startswith("Error: --mean, --scale and --names: are for --net and --weights; ")
+    assert done.stderr.startswith(
+        "Error: --mean, --scale, --names and --transform-of: are for --net and --weights; "
+    )
+
+
+def test_a_net_of_loose_files_predicts_as_the_model_whose_transform_it_gets(tmp_path: Path) -> None:
+    (tmp_path / "runs/n-1/model").mkdir(parents=True)
+    make_model(tmp_path / "runs/n-1/model")
+    cv2.imwrite(str(tmp_path / "i.png"), np.random.default_rng(2).integers(0, 256, (4, 4, 3), np.uint8))
+    weights = tmp_path / "runs/n-1/model/weights.caffemodel"
+    done = call_main("deploy", "n-1", "--fold-bn", weights, "-o", "folded.prototxt", cwd=tmp_path)
+    assert done.returncode == 0
+    words = ("--net", "folded.prototxt", "--weights", "folded.caffemodel", "--transform-of", "n-1")
+    shown = [call_main("classify", *given, "i.png", cwd=tmp_path).stdout for given in (words, ("n-1",))]
+    assert shown[0] == shown[1] != ""
 
 
 def test_loose_means_and_names_that_do_not_fit_the_net_are_one_line(tmp_path: Path) -> None:

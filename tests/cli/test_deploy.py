@@ -48,6 +48,13 @@ def test_for_a_folder_the_hint_names_a_file_in_it(tmp_path: Path) -> None:
     assert done.returncode == 2
 
 
+def test_a_caffe_root_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(NET)
+    done = call_main("deploy", "net.prototxt", "--caffe-root", "none", cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "Directory 'none' does not exist" in done.stderr
+
+
 def test_an_image_of_an_absurd_size_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text(NET)
     done = call_main("deploy", "net.prototxt", "--input", "3,1000000,1000000", cwd=tmp_path)

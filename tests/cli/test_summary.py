@@ -75,6 +75,7 @@ def test_json_and_graph_go_together(net: Path) -> None:
         (["."], "is a folder with several nets; give one: ./net.prototxt, "),
         (["wrong.prototxt"], "wrong.prototxt:3:19: layer 'c' (Convolution) has kernel_size 11"),
         (["solver.prototxt"], "its net 'gone.prototxt' was not found; give --caffe-root"),
+        (["net.prototxt", "--caffe-root", "/nonexistent"], "Directory '/nonexistent' does not exist"),
     ],
 )
 def test_bad_input_is_one_line_exit_2_and_nothing_written(

@@ -8,7 +8,8 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.deploy import write_deploy
+from caffe_recipes.review.deploy import DeployChoices, load_deploy, write_deploy
+from tests.caffe.test_deploy import DEPLOY
 
 
 def test_weights_beside_the_net_replace_no_other_weights(tmp_path: Path) -> None:
@@ -21,6 +22,23 @@ def test_weights_beside_the_net_replace_no_other_weights(tmp_path: Path) -> None
     assert (out.read_text(), beside.read_bytes()) == ("one", before)
     with pytest.raises(InputError, match=r"a\.caffemodel: is an input of this command"):
         write_deploy(out, "two", pb.NetParameter(name="two"), [beside])
+
+
+def test_the_net_of_a_finished_run_is_found_by_its_name_after_recipes_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run in ("mine-1", "digits-local-1"):
+        model = tmp_path / "root/runs" / run / "model"
+        model.mkdir(parents=True)
+        (model / "model.json").touch()
+        (model / "deploy.prototxt").write_text(DEPLOY)
+    choices = DeployChoices(caffe_root=Path("root"))
+    for given in ("mine-1", "mine"):
+        assert load_deploy(given, choices).path == "root/runs/mine-1/model/deploy.prototxt"
+    assert load_deploy("digits-local", choices).path == "digits-local:train_val"
+    with pytest.raises(InputError, match="unknown recipe 'mine-1'"):
+        load_deploy("mine-1", DeployChoices())
 
 
 @pytest.mark.parametrize("weights", [None, pb.NetParameter(name="n")])
