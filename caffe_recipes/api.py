@@ -91,7 +91,11 @@ def torch_module(net: str | Path, weights: str | Path) -> CaffeModule:
     InputError if PyTorch is missing, or if the net and the weights do not fit.
     """
     from caffe_recipes.engine.packages import require_packages
+    from caffe_recipes.errors import InputError
 
+    for name, path in (("net", net), ("weights", weights)):
+        if not path or not isinstance(path, str | Path):
+            raise InputError("torch_module", f"{name} is {path!r}, not a path", "give the path of a file")
     require_packages("torch_module", "torch", "cv2")
     from caffe_recipes.engine.module import load_module
 

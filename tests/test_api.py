@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,20 @@ def test_a_log_is_read_as_named_rows(tmp_path: Path) -> None:
     rows = cr.read_log(tmp_path / "train.log")
     losses = [(row.iteration, row.value) for row in rows if row.output == "average loss"]
     assert losses == [(0, 2.5), (2, 1.25)]
+
+
+@pytest.mark.parametrize(
+    ("net", "weights", "what"),
+    [
+        (None, "w", "net is None, not a path"),
+        ("n", None, "weights is None, not a path"),
+        ("", "w", "net is '', not a path"),
+        (3, "w", "net is 3, not a path"),
+    ],
+)
+def test_what_is_not_a_path_of_a_model_is_one_error(net: Any, weights: Any, what: str) -> None:  # noqa: ANN401
+    with pytest.raises(InputError, match=f"^torch_module: {what}; give the path of a file$"):
+        cr.torch_module(net, weights)
 
 
 def test_lint_and_runs_take_names(tmp_path: Path) -> None:
