@@ -278,6 +278,7 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
     _check_changed(recipe, change, cluster, phases)
     values = _values(recipe, name, cluster, phases, home)
     _change_trainer(recipe, change.trainer, values)
+    _keep_norms(recipe, values)
     draft = make_recipe(values, name, home)
     title = f"{_title(draft)}, {model_epochs(draft):.4g} epochs: {recipe.name} rescaled"
     draft = make_recipe(values | {"title": title}, name, home)
@@ -334,23 +335,28 @@ _OF_CPU_NODES = ("kmp_affinity", "mlsl", "fabric", "sockets_per_node", "cores_pe
 def _change_trainer(recipe: Recipe, trainer: str | None, values: dict[str, Any]) -> None:
     """Change the values of a recipe to those for another trainer.
 
-    caffe-torch gets what its ranks need on one node of GPUs: `run` chooses the devices and the threads, and
-    the BatchNorms of a larger rank normalize as many images together as those of the source.
+    caffe-torch gets what its ranks need on one node of GPUs: `run` chooses the devices and the threads.
     """
     if trainer is None or trainer == recipe.trainer:
         return
     values["trainer"] = trainer
     if trainer != OUR_TRAINER:
         return
-    old, cluster = recipe.cluster, values["cluster"]
+    cluster = values["cluster"]
     is_one_node = cluster["nodes"] == 1
     dropped = (*_OF_CPU_NODES, *(["omp_num_threads"] if is_one_node else []))
     values["cluster"] = {key: value for key, value in cluster.items() if key not in dropped}
     if is_one_node:
         for part in (values.get("solver", {}), *values["phases"]):
             part.pop("solver_mode", None)
-    images, batch = recipe.net.batch_norm_images or old.batch_per_rank, cluster["batch_per_rank"]
-    if recipe.net.builder and batch > images and batch % images == 0:
+
+
+def _keep_norms(recipe: Recipe, values: dict[str, Any]) -> None:
+    """Let the BatchNorms of a larger rank of caffe-torch normalize as many images as those of the source."""
+    images, batch = recipe.net.batch_norm_images, values["cluster"]["batch_per_rank"]
+    images = images or recipe.cluster.batch_per_rank
+    is_ours = values.get("trainer", recipe.trainer) == OUR_TRAINER and recipe.net.builder is not None
+    if is_ours and batch > images and batch % images == 0:
         values["net"] = values["net"] | {"batch_norm_images": images}
 
 
@@ -361,8 +367,8 @@ def _norms(source: Recipe, made: Recipe) -> Iterator[str]:
         return
     parts, fraction = batch // images, made.net.batch_norm_fraction
     yield (
-        f"BatchNorms normalize {images} images together, as in {source.name}: {parts} parts of a rank's "
-        f"{batch}. Each part moves the running statistics, so an iteration keeps {fraction:g}^{parts} = "
+        f"BatchNorms normalize {images:,} images together, as in {source.name}: {parts:,} parts of a rank's "
+        f"{batch:,}. Each part moves the running statistics, so an iteration keeps {fraction:g}^{parts} = "
         f"{fraction**parts:.3g} of them; {source.name} keeps {source.net.batch_norm_fraction:g}"
     )
 

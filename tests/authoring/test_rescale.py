@@ -512,6 +512,18 @@ def test_one_node_of_gpus_keeps_the_schedule_and_the_images_of_a_norm(tmp_path: 
     assert not any("BatchNorm" in note for note in rescale(source, RescaleTarget(nodes=1)).notes)
 
 
+@pytest.mark.parametrize("trainer", [None, "caffe-torch"])
+def test_larger_ranks_of_the_same_trainer_keep_the_images_of_a_norm(trainer: str | None) -> None:
+    source = load_recipe("digits-local")
+    made = rescale(source, RescaleTarget(nodes=1, ranks_per_node=1, trainer=trainer))
+    assert (made.recipe.cluster.batch_per_rank, made.recipe.net.batch_norm_images) == (64, 32)
+    assert any("2 parts of a rank's 64" in note for note in made.notes)
+    again = rescale(made.recipe, RescaleTarget(batch_per_rank=1024, nodes=1, trainer=trainer))
+    assert again.recipe.net.batch_norm_images == 32
+    assert any("32 parts of a rank's 1,024" in note for note in again.notes)
+    assert rescale(load_recipe(SMALL), RescaleTarget(nodes=32)).recipe.net.batch_norm_images is None
+
+
 def test_a_norm_of_the_source_is_kept_by_a_larger_rank_only_if_it_divides_the_batch() -> None:
     change = RescaleTarget(batch_per_rank=80, trainer="caffe-torch")
     assert rescale(load_recipe(SMALL), change).recipe.net.batch_norm_images is None

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import torch
+from google.protobuf import text_format
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import save_message
+from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.net import RunnableNet
+from caffe_recipes.engine.operators.data import DataContext
+from caffe_recipes.engine.subcommands import check_not_read
+from caffe_recipes.errors import InputError
 from tests.engine.conftest import only_line
 
 Run = Callable[..., tuple[int, str]]
@@ -85,6 +93,35 @@ def test_what_a_list_names_and_a_mean_file_are_not_written_over(
     code, log = run("time", "-model", "net.prototxt", "-iterations", "1", "-trace", out)
     assert (code, Path(out).read_bytes()) == (2, before), log
     assert only_line(log).endswith(f"{out}: is an input of this command; give another file with -trace")
+
+
+@pytest.mark.parametrize(("data", "looks"), [(None, 0), (b"", 0), (b"\n{", 0), (b"PK\3\4", 0), (b"BM", 1)])
+def test_each_image_of_a_list_is_looked_at_only_for_what_may_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes | None, looks: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cv2.imwrite("a.png", np.zeros((2, 2, 3), np.uint8))
+    Path("list.txt").write_text("a.png 0\n")
+    layer, _, _ = LISTED.partition("transform_param")
+    param = text_format.Parse(layer + "}", pb.NetParameter())
+    net = RunnableNet(param, "net", DataContext(0, 1, 0, 0, Log(enabled=False)), torch.Generator())
+    (source,) = (node.source for node in net.nodes)
+    assert source is not None
+    listed = source.files
+    asked: list[str] = []
+
+    def look() -> Iterable[str]:
+        asked.extend(listed())
+        return asked
+
+    source.files = look
+    if data is not None:
+        Path("out").write_bytes(data)
+    with closing(net):
+        check_not_read("trace", "out", net)
+        assert len(asked) == looks
+        with pytest.raises(InputError, match=r"a\.png: is an input of this command"):
+            check_not_read("trace", "a.png", net)
 
 
 def test_the_scores_give_the_same_accuracies_as_test(trained: Path, run: Run, change: Change) -> None:
