@@ -6,6 +6,8 @@ A listing's `...` stands for any lines; times and speeds are compared as placeho
 from __future__ import annotations
 
 import io
+import json
+import math
 import os
 import re
 import shlex
@@ -15,12 +17,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import click
 import pytest
 import yaml
 from rich.console import Console
 
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.model_folder import ModelDescription
+from caffe_recipes.caffe.prototxt import load_prototxt
+from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cli.main import commands
 from caffe_recipes.cluster.profiles import parse_profile
 from caffe_recipes.recipe.shipped import shipped_recipes
@@ -29,6 +36,7 @@ from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.training_plan import plan_steps
 from tests.cli.command_line import call_main
+from tests.extras import needs_local, needs_onnx
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,6 +61,7 @@ NOT_RUN = {
     r"caffe-recipes data (build --images|check ilsvrc12)": "needs images: tests/cli/test_data.py",
     r"caffe-recipes new --net": "needs images: tests/authoring/test_new_options.py",
     r"caffe-recipes deploy train_val": "needs the reader's files: tests/cli/test_deploy.py",
+    r"caffe-recipes deploy digits-local-1 ": "needs a run: tests/cli/test_classify.py",
     r"caffe-recipes (classify|export) ": "needs a run, or the reader's files: tests/cli/test_export.py",
     r"caffe-recipes adopt models/": "needs the reader's files: tests/authoring/test_adopt.py",
     r"(mpiexec\.hydra .*)?caffe-torch ": "trains: tests/engine",
@@ -234,6 +243,45 @@ def test_the_acceptance_that_is_shown_is_a_recipe_s() -> None:
     recipe = parse_recipe(text.replace(accept, f"{shown}\n", 1).partition("  - finding:")[0], "shown", Path())
     (accepted,) = recipe.accept
     assert (accepted.finding, accepted.phase) == ("warmup-end-jump", "init")
+
+
+def make_digits_model(folder: Path) -> None:
+    """Write the model of a run of digits-local in `folder`, with random weights."""
+    folder.mkdir(parents=True)
+    (folder / "deploy.prototxt").write_text(call_main("deploy", "digits-local", "--input", "3,28,28").stdout)
+    weights, random = pb.NetParameter(), Random(0)
+    for one in infer_shapes(load_prototxt(folder / "deploy.prototxt", pb.NetParameter), pb.TEST).layers:
+        layer = weights.layer.add(name=one.layer.name)
+        for shape in one.learned or ():
+            sizes = [size or 1 for size in shape]
+            values = [random.uniform(0, 0.1) for _ in range(math.prod(sizes))]
+            layer.blobs.add(shape=pb.BlobShape(dim=sizes), data=values)
+    (folder / "weights.caffemodel").write_bytes(weights.SerializeToString())
+    transform = {"scale": 0.0078125, "crop_size": 28, "mean_value": [104.0, 117.0, 123.0]}
+    (folder / "model.json").write_text(ModelDescription("digits", None, (3, 28, 28), transform).render())
+
+
+@needs_local
+@needs_onnx
+def test_the_numbers_in_three_programs_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_digits_model(tmp_path / "runs/digits-local-1/model")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(PROGRAMS), prepend=os.pathsep)
+    (snippet,) = read_blocks(ROOT / "docs/models.md", "python")
+    exec(snippet, {})
+    printed = re.fullmatch(r"\[(.*?)\]\nwrote.*?\n\[(.*?)\]\n(\[.*)", capfd.readouterr().out, re.DOTALL)
+    assert printed is not None
+    opencv, onnx, classified = printed.groups()
+    rows = json.loads(classified)[0]["classes"]
+    for shown in (opencv, onnx):
+        numbers = [float(number) for number in shown.split()]
+        assert len(numbers) == 10
+        assert [numbers[row["class"]] for row in rows] == pytest.approx(
+            [row["probability"] for row in rows], abs=1e-4
+        )
+    assert rows[0]["probability"] < 0.999
 
 
 def test_a_listing_that_is_stale_is_found() -> None:
