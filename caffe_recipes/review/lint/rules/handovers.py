@@ -9,7 +9,7 @@ from caffe_recipes.review.lint.learned_blobs import find_misfits, names_only_in,
 from caffe_recipes.review.lint.net_text import layer_place, name_layers, show_names
 from caffe_recipes.review.lint.registry import finding
 from caffe_recipes.review.lint.subjects import Join, change_rule
-from caffe_recipes.wording import find_similar
+from caffe_recipes.wording import find_similar, plural
 
 if TYPE_CHECKING:
     from caffe_recipes.review.lint.findings import Finding
@@ -46,30 +46,6 @@ def _check_misfits(join: Join) -> Iterator[Finding]:
     effect="{they_start} from the fillers, as if untrained, and Caffe prints no warning",
     values=("count",),
 )
-def _check_missing(join: Join) -> Iterator[Finding]:
-    before, link, net = join.before, join.link, join.link.net
-    theirs, ours = join.learned(before), join.learned(link)
-    if net is None or theirs is None or ours is None:
-        return
-    new = names_only_in(ours, theirs)
-    if new:
-        left = [name for name in theirs if name not in ours]
-        near = find_similar(new[0], left, 0.3)
-        verb = "has weights but is" if len(new) == 1 else "have weights but are"
-        they_start = "it starts" if len(new) == 1 else "they start"
-        yield finding(
-            "handover-missing",
-            layer_place(net, new[0]),
-            phase=link.name,
-            write=f'name: "{near}", as in {before.name}' if near else "no change needed if this is intended",
-            count=len(new),
-            names=name_layers(new),
-            verb=verb,
-            previous=before.name,
-            they_start=they_start,
-        )
-
-
 @change_rule(
     "handover-unused",
     "note",
@@ -79,21 +55,37 @@ def _check_missing(join: Join) -> Iterator[Finding]:
     write="use the same layer names in both nets to keep the weights",
     values=("count",),
 )
-def _check_unused(join: Join) -> Iterator[Finding]:
-    before, link, net = join.before, join.link, join.before.net
+def _check_names(join: Join) -> Iterator[Finding]:
+    """Find the layers with weights that only one of the two nets has."""
+    before, link = join.before, join.link
     theirs, ours = join.learned(before), join.learned(link)
-    if net is None or theirs is None or ours is None:
+    if before.net is None or link.net is None or theirs is None or ours is None:
         return
-    left = names_only_in(theirs, ours)
+    new, left = names_only_in(ours, theirs), names_only_in(theirs, ours)
+    if new:
+        near = find_similar(new[0], [name for name in theirs if name not in ours], 0.3)
+        yield finding(
+            "handover-missing",
+            layer_place(link.net, new[0]),
+            phase=link.name,
+            write=f'name: "{near}", as in {before.name}' if near else "no change needed if this is intended",
+            count=len(new),
+            names=name_layers(new),
+            verb=plural(len(new), *_VERBS),
+            previous=before.name,
+            they_start=plural(len(new), "it starts", "they start"),
+        )
     if left:
-        verb = "has weights but is" if len(left) == 1 else "have weights but are"
         yield finding(
             "handover-unused",
-            layer_place(net, left[0]),
+            layer_place(before.net, left[0]),
             phase=link.name,
             count=len(left),
             names=name_layers(left),
             previous=before.name,
-            verb=verb,
+            verb=plural(len(left), *_VERBS),
             first=left[0],
         )
+
+
+_VERBS = ("has weights but is", "have weights but are")
