@@ -628,11 +628,6 @@ def test_arguments_that_git_never_passes_are_refused() -> None:
     assert (code, "git passes 7 or 9 arguments, not 2" in output) == (2, True)
 
 
-def test_colours_are_for_terminals_only(here: Path) -> None:
-    write(here, a=NET, b=NET.replace("32", "16"))
-    assert "\x1b" not in call("a.prototxt", "b.prototxt")[1]
-
-
 def test_comparing_files_loads_no_recipe_code(here: Path) -> None:
     write(here, a=NET, b=NET)
     code = f"{PROGRAM.replace('main()', '')}\ntry: main()\nfinally: print('pydantic' in sys.modules)"

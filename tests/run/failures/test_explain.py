@@ -773,10 +773,6 @@ def test_a_routine_line_hides_no_failure_and_follows_the_last_one() -> None:
     assert names([f"[3] {rate}", f"[3] {full}", rate]) == ["disk-full"]
 
 
-def test_at_least_thirty_threads_are_explained() -> None:
-    assert len({thread for thread, *_ in THREADS}) >= 30
-
-
 @pytest.mark.parametrize("label", ["[17] ", "17: ", " 3: ", "[1,17]<stderr>:"])
 def test_the_label_of_a_rank_hides_no_failure(label: str) -> None:
     for thread, name, lines in THREADS:
