@@ -89,7 +89,6 @@ OTHERS = {
     "paper-t8-4096-128n-collapse": ["weight_decay"],
     "paper-f4-4096-120ep": ["c1.top1_percent", "c2", "c7"],
 }
-TABLE_NUMBERS = {"I": 1, "II": 2, "III": 3, "IV": 4, "VII": 7, "VIII": 8, "IX": 9}
 MOST = 0.01
 
 

@@ -21,7 +21,6 @@ from tests.cluster.staging.conftest import CONTENT, LMDB, LocalLaunch, World, lo
 QUICK = CopyRates(link=1e7, shared=1e7, disk=1e9)
 # What a rank is started through: it does this to rank 2, and to the others nothing.
 _ON_RANK_2 = 'if [ "$PMI_RANK" = 2 ]; then {}; fi; exec "$@"'
-ABSENT = ChainEnv(LocalLaunch(DEFAULT_LAUNCHER, start=lambda *words: ["/none/mpiexec"]))
 
 
 def through(world: World, script: str, start_s: float = 20) -> World:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -121,11 +120,6 @@ class Page:
     def prefer(self, scheme: str) -> None:
         """Prefer light or dark colours, as the desktop would."""
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Write what is shown, or the whole page, as PNG."""
-        found = self.send("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(found["data"]))
 
 
 @contextmanager
