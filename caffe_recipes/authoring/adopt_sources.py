@@ -26,7 +26,8 @@ from caffe_recipes.caffe.joined_nets import JoinedDocument
 from caffe_recipes.caffe.prototxt import Document, is_kind
 from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.caffe.upgrade import upgrade_solver
-from caffe_recipes.errors import InputError, PrototxtError, hint_for
+from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.files.bounded_reads import reading
 from caffe_recipes.quoting import hiding_foreign_text, is_quotable, refuse_foreign_names
 from caffe_recipes.recipe.model import SolverSettings
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes
@@ -59,12 +60,8 @@ def load_solvers(target: Path) -> list[SolverDocument]:
     if target.is_file():
         paths = [target]
     else:
-        try:
+        with reading(target, InputError, "give a folder of solvers"):
             paths = sorted(path for path in target.iterdir() if is_prototxt_file(path))
-        except OSError as error:
-            raise InputError(
-                target, f"cannot be read: {error.strerror}", hint_for(error, "give a folder of solvers")
-            ) from error
     documents: list[Document[Any]] = []
     for path in paths:
         with hiding_foreign_text(path, target):

@@ -17,8 +17,8 @@ from torch import Tensor
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.hdf5_weights import import_h5py
 from caffe_recipes.engine.operators.operator import TensorShapes, layer_error
-from caffe_recipes.errors import DiskFailed, InputError, hint_for
-from caffe_recipes.files.atomic_writes import check_replaceable, write_whole
+from caffe_recipes.errors import DiskFailed
+from caffe_recipes.files.atomic_writes import check_replaceable, output_error, write_whole
 
 _NAMES = ("data", "label")
 _FIELD = "hdf5_output_param.file_name"
@@ -44,8 +44,7 @@ class HDF5Output:
         try:
             check_replaceable(self.path)
         except OSError as error:
-            what = f"cannot be written: {error.strerror}"
-            raise InputError(self.path, what, hint_for(error, f"correct {_FIELD}")) from None
+            raise output_error(self.path, error, f"correct {_FIELD}") from None
         if self.path.exists() and self.path.stat().st_size and not _is_own(self.path):
             raise layer_error(layer, f"would write over {self.path}, which no HDF5Output wrote", _ADVICE)
 

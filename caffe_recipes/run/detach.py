@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from caffe_recipes.errors import InputError, hint_for
+from caffe_recipes.files.atomic_writes import output_error
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Observer
 from caffe_recipes.run.events import Branched, Event, Launch, RunStarted
@@ -120,8 +120,7 @@ class _Output:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             self.descriptor = os.open(self.path, flags, 0o666)
         except OSError as error:
-            what = f"cannot be written: {error.strerror}"
-            raise InputError(self.path, what, hint_for(error, "check the Caffe root")) from None
+            raise output_error(self.path, error, "check the Caffe root") from None
 
     def relay(self, pipe: int, to: RelayLine) -> None:
         """Read the new output and reports, and pass the output to a function, one whole line at a time.

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from caffe_recipes.errors import InputError, InUse, RunFailed, hint_for
 from caffe_recipes.file_format import FORMAT, take_format
-from caffe_recipes.files.bounded_reads import read_within
+from caffe_recipes.files.bounded_reads import load_within
 from caffe_recipes.files.disk_space import FULL
 from caffe_recipes.files.locks import open_lock, try_lock
 from caffe_recipes.run.events import Event, Launch, RunState, decode_event
@@ -213,11 +213,9 @@ def fold_journal(text: str, where: str | Path, state: RunState | None = None) ->
 
 def load_journal(path: Path) -> RunState:
     """Return the state of a run from its journal; raises JournalError if it cannot be read."""
-    try:
-        return fold_journal(read_within(path, "journal-bytes").decode(errors="replace"), path)
-    except OSError as error:
-        hint = "check the run's folder, or start over with --new"
-        raise JournalError(path, f"cannot be read: {error.strerror}", hint_for(error, hint)) from None
+    hint = "check the run's folder, or start over with --new"
+    data = load_within(path, "journal-bytes", JournalError, hint)
+    return fold_journal(data.decode(errors="replace"), path)
 
 
 def empty_journal_error(path: str | Path) -> JournalError:

@@ -21,7 +21,7 @@ from caffe_recipes.caffe.log_files import hint_for_log, name_log, read_whole_log
 from caffe_recipes.caffe.net_states import restrict_net
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.profiles import check_partition, shipped_profiles
-from caffe_recipes.errors import InputError, hint_for
+from caffe_recipes.errors import InputError
 from caffe_recipes.files.bounded_reads import read_within, reading
 from caffe_recipes.recipe.accuracy import find_target
 from caffe_recipes.recipe.estimate import estimate_recipe
@@ -276,12 +276,9 @@ def _run_shape(values: object) -> dict[str, object]:
 
 
 def _logs_in(folder: Path) -> list[Path]:
-    try:
+    with reading(folder, InputError, "give a log's path"):
         found = (sorted(place.glob("*.log")) for place in (folder, folder / "logs"))
         logs = next((files for each in found if (files := [log for log in each if log.is_file()])), [])
-    except OSError as error:
-        hint = hint_for(error, "give a log's path")
-        raise InputError(folder, f"cannot be read: {error.strerror}", hint) from None
     if not logs:
         raise InputError(folder, "contains no logs", "give a run's folder or a log")
     return logs

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from caffe_recipes.errors import InputError, describe_setback, hint_for
-from caffe_recipes.files.atomic_writes import write_whole
+from caffe_recipes.errors import InputError, describe_setback
+from caffe_recipes.files.atomic_writes import output_error, write_whole
 from caffe_recipes.recipe.source import list_family_rows
 from caffe_recipes.review.inspect.curves import name_logs
 from caffe_recipes.run.monitor.run_files import LocalFiles, find_row_runs
@@ -37,8 +37,7 @@ def write_report(names: Sequence[str], out: Path, root: str) -> tuple[str, ...]:
     try:
         write_whole({out: render_report(runs).encode()})
     except OSError as error:
-        hint = hint_for(error, "check its folder")
-        raise InputError(out, f"cannot be written: {error.strerror}", hint) from None
+        raise output_error(out, error) from None
     return tuple(f"{run.name}: {line}" for run in runs for line in run.unread)
 
 
