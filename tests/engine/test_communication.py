@@ -92,19 +92,29 @@ def own_lines(text: str) -> list[str]:
 
 
 def test_ranks_average_their_gradients_and_rank_0_logs_and_writes(
-    case: Path, mpiexec: Launch, change: Change
+    case: Path, run: Callable[..., tuple[int, str]], mpiexec: Launch, change: Change
 ) -> None:
     change(case / "net.prototxt", ("batch_size: 4", "batch_size: 6"))
+    tested = "max_iter: 6 momentum: 0.9 snapshot: 3 test_iter: 2 test_interval: 3"
+    change(case / "solver.prototxt", ("max_iter: 6", tested))
+
+    def resume_alone() -> np.ndarray:
+        assert run("train", "-solver", "solver.prototxt", "-snapshot", "run_iter_3.solverstate")[0] == 0
+        return weights(case / "run_iter_6.caffemodel")
+
     done = mpiexec(1, case, "train", "-solver", "solver.prototxt")
     assert done.returncode == 0, done.stderr
-    alone, losses = weights(case / "run_iter_6.caffemodel"), losses_in(done.stderr)
+    alone, losses, tests = weights(case / "run_iter_6.caffemodel"), losses_in(done.stderr), "Test net output"
+    resumed = resume_alone()
     change(case / "net.prototxt", ("batch_size: 6", "batch_size: 2"))
     done = mpiexec(3, case, "train", "-solver", "solver.prototxt")
     assert done.returncode == 0, done.stderr
     assert weights(case / "run_iter_6.caffemodel") == pytest.approx(alone, abs=1e-6)
     assert losses_in(done.stderr) == pytest.approx(losses, abs=1e-5)
-    assert done.stderr.count("Iteration 2, loss = ") == 1
+    assert (done.stderr.count("Iteration 2, loss = "), done.stderr.count(tests)) == (1, 3)
     assert done.stderr.count("Optimization Done.") == 2  # the solver's and the tool's
+    change(case / "net.prototxt", ("batch_size: 2", "batch_size: 6"))
+    assert resume_alone() == pytest.approx(resumed, abs=1e-6)
 
 
 NORMALISED = (
