@@ -81,7 +81,9 @@ def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
             f"has {len(layer.loss_weight) or 'no'} loss_weight and {describe_count(tops, 'top')}",
             "Caffe aborts: loss_weight must be unspecified or specified once per top blob"
             + ("" if layer.loss_weight else ", and a loss without any gets one by default"),
-            f"give {tops}" if layer.loss_weight or tops != 2 else "loss_weight: 1 loss_weight: 0",
+            f"give {tops}"
+            if layer.loss_weight or tops != 2
+            else "loss_weight: 1 loss_weight: 0, if no layer reads the loss; else leave out the second top",
         )
 
 

@@ -151,9 +151,9 @@ class RunnableNet:
         for layer in split.layer:
             if not layer.HasField("phase"):
                 layer.phase = state.phase
-            for refusal in find_refusals(layer):  # insert_splits may have cleared loss weights
+            if next(find_refusals(layer), None):  # insert_splits may have cleared loss weights
                 what = "has a loss that another layer also reads: Caffe clears its loss_weight and stops"
-                raise layer_error(layer, what, refusal.write)
+                raise layer_error(layer, what, "leave out the layers that read it, or the layer's other top")
         self._split = split
         sized = deepcopy(split)
         for layer in sized.layer:

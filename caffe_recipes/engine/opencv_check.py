@@ -25,6 +25,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.limits import host_memory_bytes
 
 TOLERANCE = 1e-4  # of the largest value
+_OTHER_WAYS = "use caffe-recipes classify, or export it as ONNX"
 
 
 def compare_opencv(net: pb.NetParameter, weights: pb.NetParameter | None, path: str) -> float:
@@ -88,21 +89,29 @@ def _compare(net: pb.NetParameter, weights: pb.NetParameter, path: str) -> float
             hint = "replace the layer, or use caffe-recipes classify or export"
             raise InputError(path, f"OpenCV cannot run this net: {reason}", hint) from None
     wanted = [values[index].numpy() for index in module.output_indexes]
-    found = max((_nearest(each, made) for each in wanted), default=0.0)
+    named = zip(module.output_names, wanted, strict=True)
+    found = max((_nearest(name, each, made, path) for name, each in named), default=0.0)
     if not found <= TOLERANCE:
         what = f"OpenCV gives other numbers for this net: they differ by {found:.2g} of the largest value"
-        raise InputError(path, what, "use caffe-recipes classify, or export it as ONNX")
+        raise InputError(path, what, _OTHER_WAYS)
     return found
 
 
-def _nearest(wanted: NDArray[np.float32], made: list[NDArray[np.float32]]) -> float:
-    """Return how far the nearest of OpenCV's outputs is: it names and orders them by layer, not by blob."""
+def _nearest(name: str, wanted: NDArray[np.float32], made: list[NDArray[np.float32]], path: str) -> float:
+    """Return how far the nearest of OpenCV's outputs is: it names and orders them by layer, not by blob.
+
+    Raises InputError if there is none to compare with.
+    """
     largest = float(np.abs(wanted).max(initial=0.0)) or 1.0
-    same = [each for each in made if each.size == wanted.size]
-    return min(
-        (float(np.abs(each.reshape(wanted.shape) - wanted).max(initial=0.0)) / largest for each in same),
-        default=np.inf,
-    )
+    if not np.isfinite(largest):
+        what = f"its output '{name}' is not finite, so that OpenCV's cannot be compared with it"
+        raise InputError(path, what, "check the weights, or leave out --for")
+    same = [each.reshape(wanted.shape) for each in made if each.size == wanted.size]
+    finite = [each for each in same if np.isfinite(each).all()]
+    if not finite:
+        what = f"gives an output that is not finite for '{name}'" if same else f"gives '{name}' another size"
+        raise InputError(path, f"OpenCV {what}", _OTHER_WAYS)
+    return min(float(np.abs(each - wanted).max(initial=0.0)) / largest for each in finite)
 
 
 def make_weights(net: pb.NetParameter) -> pb.NetParameter:

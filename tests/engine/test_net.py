@@ -329,7 +329,7 @@ def loss(more: str, bottoms: str = 'bottom: "ip" bottom: "label"') -> str:
             + IP
             + loss('top: "l" top: "p" loss_weight: 1 loss_weight: 0')
             + 'layer { name: "more" type: "Power" bottom: "l" top: "m" }',
-            "clears its loss_weight",
+            "clears its loss_weight and stops; leave out the layers that read it, or",
         ),
         (SCORES + 'engine: "FOO" ' + IP, "engine 'FOO' of the net"),
     ],

@@ -139,8 +139,30 @@ def _learns(phase: PhaseNet, i: int) -> bool:
 )
 def _check_loss_counted_twice(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers if phase.phase == pb.TRAIN else ()):
-        if has_loss_top(layer) and any(layer.loss_weight) and phase.flow.readers.get((i, 0)):
+        is_alone = has_loss_top(layer) and len(layer.top) < 2
+        if is_alone and any(layer.loss_weight) and phase.flow.readers.get((i, 0)):
             yield layer_finding("loss-counted-twice", phase, i, "loss_weight[0]")
+
+
+@learning_rule(
+    "loss-weight-moved",
+    "error",
+    "a loss with two tops, one of which has a loss_weight and is read by another layer",
+    what="{layer} has a loss_weight for '{top}', which another layer reads, and {tops} tops",
+    effect="Caffe splits '{top}', gives the weight to a copy, and clears those of the layer; then it aborts, "
+    "since a loss without any gets one by default: loss_weight must be specified once per top blob",
+    write="leave out the layers that read '{top}', or the other top of this layer",
+)
+def _check_loss_weight_moved(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
+    for i, layer in enumerate(phase.layers):
+        tops = len(layer.top)
+        if type_of(layer).loss_weight != 1 or tops < 2 or len(layer.loss_weight) != tops:
+            continue
+        for t, weight in enumerate(layer.loss_weight):
+            if weight and phase.flow.readers.get((i, t)):
+                yield layer_finding(
+                    "loss-weight-moved", phase, i, f"loss_weight[{t}]", top=layer.top[t], tops=tops
+                )
 
 
 @learning_rule(

@@ -20,6 +20,7 @@ layer { name: "accuracy" type: "Accuracy" bottom: "ip2" bottom: "label" top: "ac
   include { phase: TEST } }
 """
 TWICE = 'layer { name: "twice" type: "Silence" bottom: "loss" }'
+READS_SCORES = TWICE.replace("loss", "prob") + TWICE.replace("loss", "prob").replace("twice", "again")
 FROZEN = NET.replace("lr_mult: 1", "lr_mult: 0").replace("lr_mult: 2", "lr_mult: 0")
 SCORES_LEARN = "".join(FROZEN.rsplit("param { lr_mult: 0 } param { lr_mult: 0 }", 1))
 
@@ -27,6 +28,10 @@ CASES: dict[str, tuple[str, str]] = {
     "nothing-learns": (FROZEN, SCORES_LEARN),
     "no-backward": (NET.replace('type: "ReLU"', 'type: "Threshold"'), NET),
     "loss-counted-twice": (NET + TWICE, NET.replace("loss_weight: 1", "") + TWICE),
+    "loss-weight-moved": (
+        NET.replace("loss_weight: 1", 'top: "prob" loss_weight: 1 loss_weight: 0') + TWICE,
+        NET.replace("loss_weight: 1", 'top: "prob" loss_weight: 1 loss_weight: 0') + READS_SCORES,
+    ),
     "scores-frozen": (
         NET.replace(
             "param { lr_mult: 1 } param { lr_mult: 2 }\n  inner_product_param { num_output: 4",
