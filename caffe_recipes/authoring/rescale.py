@@ -67,7 +67,7 @@ def describe_rescaling(source: Recipe, made: Recipe, epochs: float) -> Iterator[
     if changes:
         yield ", ".join(changes)
     yield from _departures_from_rules(source, made)
-    yield from _rounding(source, made, epochs)
+    yield from _rounding(made, epochs)
     if made.tensorflow:
         yield from _warn_of_linear_share(
             source, made.cluster.global_batch, made.tensorflow.schedule.end_learning_rate
@@ -127,7 +127,7 @@ def _warn_of_linear_share(source: Recipe, batch: int, rate: float) -> Iterator[s
         yield f"warning: the rate is {share}, which was tuned for a batch of {old:,} only; {whole}"
 
 
-def _rounding(source: Recipe, made: Recipe, epochs: float) -> Iterator[str]:
+def _rounding(made: Recipe, epochs: float) -> Iterator[str]:
     """Explain why the epochs differ from the requested ones: iterations and snapshots are integers."""
     trained = model_epochs(made)
     if abs(trained - epochs) <= _ROUNDED * epochs:

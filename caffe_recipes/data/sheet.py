@@ -23,7 +23,7 @@ _SIDE_PX, _TEXT_PX, _GAP_PX = 112, 16, 4
 
 
 _FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.4)
-_WHITE, _BLACK, _RED = (255, 255, 255), (0, 0, 0), (0, 0, 255)
+_BLACK, _RED = (0, 0, 0), (0, 0, 255)
 
 
 def draw_sheet(path: Path) -> bytes:

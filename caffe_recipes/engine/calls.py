@@ -91,7 +91,7 @@ def divide_calls(calls: Sequence[Call]) -> list[Segment]:
     state are not recomputed.
     """
     last = {index: place for place, call in enumerate(calls) for index in call.node.bottoms}
-    return [_segment(part, last) if recomputed else Segment(part) for part, recomputed in _parts(calls, last)]
+    return [_segment(part) if recomputed else Segment(part) for part, recomputed in _parts(calls, last)]
 
 
 def computes_loss(call: Call) -> bool:
@@ -125,7 +125,7 @@ def _parts(calls: Sequence[Call], last: dict[int, int]) -> Iterator[tuple[list[C
         yield part, True
 
 
-def _segment(calls: list[Call], last: dict[int, int]) -> Segment:
+def _segment(calls: list[Call]) -> Segment:
     """Return calls as a segment that is recomputed, and so does not overwrite what it reads."""
     made = {index for call in calls for index in call.tops}
     inputs = {index for call in calls for index in call.node.bottoms if index not in made}

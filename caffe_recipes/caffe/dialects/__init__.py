@@ -53,8 +53,6 @@ class Dialect:
     """
 
     name: str
-    repository: str
-    commit: str
     layer_types: frozenset[str]
     lr_policies: frozenset[str]
     solver_types: frozenset[str]
@@ -152,8 +150,6 @@ def _dialect(name: str, entry: dict[str, Any]) -> Dialect:
     }
     return Dialect(
         name,
-        entry["repository"],
-        entry["commit"],
         frozenset(entry["layer_types"]),
         frozenset(entry["lr_policies"]),
         frozenset(entry["solver_types"]),

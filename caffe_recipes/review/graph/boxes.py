@@ -253,7 +253,7 @@ def _finish(builder: _Builder) -> Graph:
     boxes = [
         Box(
             index,
-            _lines(draft, builder.phases),
+            _lines(draft),
             _kind(draft),
             _only_phase(draft.phases, builder),
             _size(draft),
@@ -263,7 +263,7 @@ def _finish(builder: _Builder) -> Graph:
     return Graph(tuple(boxes), tuple(sorted(edges, key=lambda edge: (edge.source, edge.target, edge.blob))))
 
 
-def _lines(draft: _Draft, phases: Sequence[int]) -> tuple[LayerLine, ...]:
+def _lines(draft: _Draft) -> tuple[LayerLine, ...]:
     return tuple(
         LayerLine(
             layer.name or "(no name)",
