@@ -17,10 +17,10 @@ from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.tensorflow.records import deal_files
 from tests.cluster.harness.cluster import ROOT, Cluster
+from tests.cluster.staging.test_stage_on_hosts import BIN, Staging, empty_tmp
 
 pytestmark = pytest.mark.cluster
 
-BIN = Path(sys.executable).parent
 FOLDER = "/tmp/a/train"
 NODES, FILES = 3, 9
 NAMES = [f"train-{number:05d}-of-{FILES:05d}" for number in range(FILES)]
@@ -36,11 +36,12 @@ except BadInput as error:
 """
 
 
-class Records:
+class Records(Staging):
     """A recipe of three hosts, its records, and a hostfile of four, in the shared folder of a cluster."""
 
     def __init__(self, cluster: Cluster, folder: Path, file_bytes: int = 300_000) -> None:
         self.cluster, self.folder, self.source = cluster, folder, folder / "made" / "train"
+        self.environment = {"XDG_CACHE_HOME": str(folder / "cache")}
         self.source.mkdir(parents=True)
         for name in NAMES:
             (self.source / name).write_bytes(os.urandom(file_bytes))
@@ -73,26 +74,6 @@ class Records:
             *words,
         ]
 
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"XDG_CACHE_HOME": str(self.folder / "cache")}
-
-    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.cluster.run("head", self.argv(*words), env=self.environment, check=False)
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        return self.cluster.popen(
-            "head",
-            ["sh", "-c", 'echo $$ >"$0"; exec "$@"', str(self.folder / "pid"), *self.argv(*words)],
-            env={**os.environ, **self.environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def on(self, node: str, script: str) -> str:
-        return self.cluster.run(node, ["sh", "-c", script]).stdout
-
     def names_on(self, node: str) -> list[str]:
         """Return the files of the set on a host that are equal to the source's; there are no others."""
         same = f'for f in train-*; do cmp -s "$f" "{self.source}/$f" && echo "$f"; done'
@@ -119,9 +100,7 @@ class Records:
 
 @pytest.fixture
 def records(cluster: Cluster, shared: Path) -> Records:
-    # A checkout in /tmp is mounted there on every host: without these options it would be deleted for good.
-    for node in cluster.nodes:
-        cluster.run(node, ["sh", "-c", "rm -rf --one-file-system --preserve-root=all /tmp/* || :"])
+    empty_tmp(cluster)
     return Records(cluster, shared)
 
 

@@ -87,12 +87,15 @@ class Staging:
         raise AssertionError(f"nothing arrives on {node}: {started.communicate()[0]}")
 
 
+def empty_tmp(cluster: Cluster) -> None:
+    # A checkout in /tmp is mounted there on every host: without these options it would be deleted for good.
+    for node in cluster.nodes:
+        cluster.run(node, ["sh", "-c", "rm -rf --one-file-system --preserve-root=all /tmp/* || :"])
+
+
 @pytest.fixture
 def staging(cluster: Cluster, shared: Path) -> Staging:
-    # A checkout in /tmp is mounted there on every host: without these options it would be deleted for good.
-    empty = "rm -rf --one-file-system --preserve-root=all /tmp/* || :"
-    for node in cluster.nodes:
-        cluster.run(node, ["sh", "-c", empty])
+    empty_tmp(cluster)
     return Staging(cluster, shared)
 
 

@@ -21,13 +21,22 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import ClusterError, HostFailed, InputError, RunFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
 from caffe_recipes.run.monitor.followed_run import FollowedRun
 from caffe_recipes.run.monitor.run_files import FilePiece
 from tests.cli.command_line import call_main
-from tests.run.recorded_run import EVALUATED, HERE, Event, finished, interrupted, launched, started
+from tests.run.recorded_run import (
+    HERE,
+    LOG,
+    WHOLE,
+    Event,
+    finished,
+    interrupted,
+    launched,
+    started,
+    write_run,
+)
 from tests.stand_in_host import StandInHost, answer_call
 
 if TYPE_CHECKING:
@@ -61,25 +70,9 @@ class Watcher:
 
 def make_run(place: Place, *events: Event, log: str = "") -> Path:
     """Write a run without a process, up to these events."""
-    folder, recipe = place.root / "runs" / "small-1", load_recipe(place.recipe)
-    folder.parent.mkdir()
-    journal = create_run(folder, recipe, {}, lambda: 1_700_000_000.0)
-    for event, details in events:
-        journal.write(event, **details)
-    journal.close()
-    (folder / "logs" / "init-1.log").write_text(log)
+    folder = write_run(place.root, place.recipe, *events, log=log)
     (folder / "snapshots" / "last.caffemodel").write_bytes(b"weights")
     return folder
-
-
-WHOLE = (started(), launched(), finished("init"), finished("cyc1"), finished("last"), EVALUATED)
-LOG = """\
-[0] I1120 11:49:33.000000  6374 solver.cpp:312] Iteration 0, loss = 2.5
-[1] I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9
-[0] I1120 11:49:33.000000  6374 sgd_solver.cpp:219] Iteration 0, lr = 0.1
-[0] I1120 11:49:34.000000  6374 solver.cpp:312] Iteration 2, loss = 1.25
-[0] I1120 11:49:34.000000  6374 sgd_solver.cpp:219] Iteration 2, lr = 0.1
-[0] I1120 11:49:35.000000  6374 solver.cpp:312] Iteration 4, lo"""
 
 
 @pytest.mark.parametrize("on", [None, "localhost"])
