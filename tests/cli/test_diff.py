@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from caffe_recipes.recipe.shipped import find_rows, shipped_recipes
 from caffe_recipes.review.diff.git import explain_no_repository
 from tests.cli.command_line import call_main
 
+DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 NET = """name: "n"
 layer { name: "data" type: "Data" top: "data" data_param { source: "x" batch_size: 32 } }
 layer { name: "relu" type: "ReLU" bottom: "data" top: "data" }
@@ -285,8 +285,9 @@ def test_bad_input_is_one_line_and_exit_2(here: Path, words: list[str], message:
 
 
 def test_recipes_show_what_they_generate_and_their_own_values(here: Path) -> None:
-    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
-    (here / "mine.yaml").write_text(text.replace("base_lr: 0.064", "base_lr: 0.128").replace("1438", "1440"))
+    (here / "mine.yaml").write_text(
+        DIGITS.replace("base_lr: 0.064", "base_lr: 0.128").replace("1438", "1440")
+    )
     assert call("digits-local", "digits-local") == (0, "no difference in meaning\n")
     code, output = call("digits-local", "mine.yaml")
     assert code == 1
@@ -319,16 +320,14 @@ def test_a_net_of_a_recipe_compares_with_a_file(here: Path) -> None:
 
 
 def test_a_recipe_s_phase_that_came_is_an_added_solver(here: Path) -> None:
-    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
-    (here / "mine.yaml").write_text(text.replace("name: cyc1", "name: second"))
+    (here / "mine.yaml").write_text(DIGITS.replace("name: cyc1", "name: second"))
     lines = call("digits-local", "mine.yaml")[1].splitlines()
     assert {"added solver_second.prototxt", "removed solver_cyc1.prototxt"} <= set(lines)
 
 
 def test_the_phases_that_a_recipe_evaluates_are_a_value_of_its_own(here: Path) -> None:
-    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
     (here / "mine.yaml").write_text(
-        text.replace("evaluation:\n", "evaluation:\n  phases: [cyc3, collapse]\n")
+        DIGITS.replace("evaluation:\n", "evaluation:\n  phases: [cyc3, collapse]\n")
     )
     output = call("digits-local", "mine.yaml")[1]
     assert output == 'recipe: evaluation.phases not set -> ["cyc3", "collapse"]\n'
@@ -376,8 +375,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "score" bottom: "label" }
 
 def write_recipe_of_own_net(folder: Path, net: str) -> None:
     """Write the recipe of the digits with another net than a builder's."""
-    text = shipped_recipes()["digits-local"].file.read_text("utf-8")
-    own = re.sub(r"(?m)^net:\n(  .*\n)+", f"net: {{name: small, {net}, classes: 10}}\n", text)
+    own = re.sub(r"(?m)^net:\n(  .*\n)+", f"net: {{name: small, {net}, classes: 10}}\n", DIGITS)
     (folder / "mine.yaml").write_text(own.replace("name: digits-local", "name: mine"))
 
 
@@ -519,7 +517,7 @@ def test_a_repository_without_commits_is_named_as_the_reason(here: Path) -> None
 def test_a_new_recipe_that_git_does_not_track_is_named_and_other_new_files_are_not(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (repo / "mine.yaml").write_text(shipped_recipes()["digits-local"].file.read_text())
+    (repo / "mine.yaml").write_text(DIGITS)
     (repo / "notes.yaml").write_text("to: do\n")
     (repo / "ignored.prototxt").write_text(NET)
     (repo / ".gitignore").write_text("ignored.*\n")
@@ -650,7 +648,7 @@ def test_folders_compare_their_pt_files_but_not_pytorch_s_weights(here: Path) ->
 
 def commit_recipe(**changes: str) -> None:
     """Commit mine.yaml, a copy of a shipped recipe, and replace words of it in the working tree."""
-    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
+    text = DIGITS
     Path("mine.yaml").write_text(text)
     git("add", "mine.yaml")
     git("commit", "-q", "-m", "recipe")
@@ -849,7 +847,7 @@ def test_the_images_of_data_that_the_nets_name_are_one_difference(tmp_path: Path
     (tmp_path / "net.prototxt").write_text(
         'layer { name: "d" type: "ImageData" top: "data" image_data_param { batch_size: 32 } }'
     )
-    raw = yaml.safe_load(shipped_recipes()["digits-local"].file.read_text())
+    raw = yaml.safe_load(DIGITS)
     raw |= {"data": "as-in-net", "test_images": 359, "nets": {name: {} for name in raw["nets"]}}
     raw["net"] = {"name": "mine", "classes": 10, "prototxt": "net.prototxt"}
     for name, images in (("old", 1438), ("new", 1500)):

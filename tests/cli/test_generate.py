@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.training_plan import plan_files
 
+DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 FILES = generate_all([load_recipe("digits-local")])
 SOLVER = "prototxt/digits-local/solver_cyc1.prototxt"
 
@@ -101,9 +101,8 @@ def test_check_prints_a_diff_fails_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_renaming_a_phase_leaves_a_stale_file_that_both_commands_report(tmp_path: Path) -> None:
-    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
     recipe = tmp_path / "renamed.yaml"
-    recipe.write_text(text.replace("name: cyc1", "name: second"))
+    recipe.write_text(DIGITS.replace("name: cyc1", "name: second"))
     call("digits-local", "--out", tmp_path)
     done = call(recipe, "--out", tmp_path)
     assert done.exit_code == 0
@@ -181,8 +180,7 @@ def test_settings_without_an_equivalent_are_listed_and_nothing_is_written(
 
 
 def test_one_recipe_without_an_equivalent_keeps_the_others_from_being_written(tmp_path: Path) -> None:
-    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
-    text = text.replace("name: digits-local\n", "name: past\n").replace("lr_iter: 1344", "lr_iter: 500")
+    text = DIGITS.replace("name: digits-local\n", "name: past\n").replace("lr_iter: 1344", "lr_iter: 500")
     (tmp_path / "past.yaml").write_text(text.replace("power: 1\n", "power: 2\n"))  # else the rate is negative
     done = call("digits-local", tmp_path / "past.yaml", "--dialect", "intel", "--out", tmp_path / "out")
     assert str(done.exception).startswith("1 part has no exact equivalent")
@@ -197,9 +195,8 @@ def test_an_unknown_dialect_is_refused_with_all(tmp_path: Path) -> None:
 
 
 def test_a_copy_with_the_same_name_as_the_recipe_next_to_it_writes_nothing(tmp_path: Path) -> None:
-    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
     pics, copy = tmp_path / "pics.yaml", tmp_path / "e3.yaml"
-    copy.write_text(text.replace("digits-local", "pics"))
+    copy.write_text(DIGITS.replace("digits-local", "pics"))
     alone = call(copy, "--out", tmp_path)
     assert (alone.exit_code, alone.stderr.count("its jobs look for pics.yaml")) == (0, 1)
     pics.write_text(copy.read_text())
@@ -238,9 +235,8 @@ def test_a_net_that_another_recipe_s_run_shares_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = shipped_recipes()["digits-local"].file.read_text("utf-8")
     for name in ("first", "second"):
-        own = text.replace("digits-local", name)
+        own = DIGITS.replace("digits-local", name)
         Path(f"{name}.yaml").write_text(own.replace("\nnet:", "\nnets_dir: prototxt/shared\nnet:", 1))
     call("first.yaml")
     first = load_recipe("first.yaml")
