@@ -60,7 +60,7 @@ def _of_caffe(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     yield from _wrong_digits(recipe)
     images, batch = recipe.net.batch_norm_images, recipe.cluster.batch_per_rank
     if images and batch % images:
-        what = f"{images} images do not divide a rank's batch of {batch}"
+        what = f"{images:,} images do not divide a rank's batch of {batch:,}"
         yield ("net", "batch_norm_images"), what, "give a divisor of cluster.batch_per_rank"
     yield from _wrong_tensorflow_run(recipe)
 
