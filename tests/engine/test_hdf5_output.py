@@ -156,7 +156,8 @@ def test_a_test_refuses_to_write_over_its_own_rows(rows: np.ndarray, run: Run) -
         'hdf5_output_param { file_name: "out.h5" } }'
     )
     before = Path("out.h5").read_bytes()
-    save_message(pb.NetParameter(name="n"), "w.caffemodel")
+    learned = pb.LayerParameter(name="l", blobs=[pb.BlobProto(shape=pb.BlobShape(dim=[1]), data=[0])])
+    save_message(pb.NetParameter(layer=[learned]), "w.caffemodel")
     code, text = run("test", "-model", "net.prototxt", "-weights", "w.caffemodel")
     assert (code, Path("out.h5").read_bytes()) == (2, before)
     assert "net.prototxt: layer 'o' (HDF5Output): would write over out.h5, which this run reads" in text
