@@ -185,24 +185,31 @@ def find_slip(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that `name` is a slip of the keyboard for, or None.
 
     A slip is another case, or a letter or two that are wrong, missing, added or swapped; in a short name, one
-    letter. The beginning of a name is not a slip for it, and neither is a name with another digit. A `_param`
-    at the end is not compared.
+    letter. The beginning of a name is not a slip for it, unless the name is long and lacks one letter, and
+    neither is a name with another digit. A `_param` at the end is not compared, but may itself be misspelt.
 
     >>> find_slip("Convolutoin", ["Convolution"]), find_slip("relu", ["ReLU"]), find_slip("BN", ["BNLL"])
     ('Convolution', 'ReLU', None)
     >>> find_slip("ReLU6", ["ReLU"]), find_slip("bn_param", ["mvn_param"])
     (None, None)
+    >>> find_slip("lr_mul", ["lr_mult"]), find_slip("mvn_prm", ["mvn_param"])
+    ('lr_mult', 'mvn_param')
     """
     known = list(known)
     same = next((each for each in known if each.lower() == name.lower()), None)
     if same is not None or len(name) > _LONGEST_NAME:
         return same
+    head, _, tail = name.rpartition("_")
+    if f"{head}_param" in known and tail.startswith("p") and _count_slips(tail, "param") <= 2:
+        return f"{head}_param"
     stem, best = name.removesuffix("_param"), (3, "")
     for each in known:
         other = each.removesuffix("_param")
         is_param = (stem == name) == (other == each)
         most = min(2 if len(stem) > _SHORT_NAME else 1, best[0] - 1)
-        if not is_param or abs(len(stem) - len(other)) > most or other.startswith(stem):
+        lacking = len(other) - len(stem)
+        is_start = other.startswith(stem) and (lacking > 1 or len(stem) <= _SHORT_NAME)
+        if not is_param or abs(lacking) > most or is_start:
             continue
         if _digits(stem) == _digits(other) and (count := _count_slips(stem, other)) <= most:
             best = count, each

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,9 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.engine import to_engine_net
 from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.caffe.hdf5_weights import import_h5py
-from caffe_recipes.caffe.prototxt import Document, is_kind, load_prototxt
+from caffe_recipes.caffe.prototxt import Document, is_kind, load_document
 from caffe_recipes.caffe.rates import check_rates
+from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.caffe.upgrade import SOLVER_TYPES, upgrade_net
 from caffe_recipes.errors import InputError, PrototxtError
 
@@ -21,14 +23,21 @@ _TYPES = tuple(SOLVER_TYPES.values())
 
 def load_solver(path: str, level: int, stages: Sequence[str]) -> pb.SolverParameter:
     """Return the solver in a file. Raises InputError, with file and field, if the engine cannot run it."""
-    solver = load_prototxt(path, pb.SolverParameter)
-    if solver.HasField("solver_type") and not solver.HasField("type"):
-        solver.type = SOLVER_TYPES[pb.SolverParameter.SolverType.Name(solver.solver_type)]
+    document = load_document(path, pb.SolverParameter)
+    solver = document.message
+    if solver.HasField("solver_type"):
+        old = pb.SolverParameter.SolverType.Name(solver.solver_type)
+        if solver.HasField("type"):
+            what = f'has type "{solver.type}" and solver_type {old}'
+            raise InputError(document.where("solver_type"), what, "keep type")
+        solver.type = SOLVER_TYPES[old]
         solver.ClearField("solver_type")
     solver.train_state.level = level
     solver.train_state.stage.extend(stages)
     for what, hint in _list_errors(solver):
         raise InputError(path, what, hint)
+    for field, what in _list_wrong_numbers(solver):
+        raise InputError(document.where(field), what, f"write {field}: {_USUAL.get(field, 'a number')}")
     if solver.snapshot_format == solver.HDF5:
         import_h5py()  # not only when the first snapshot is due
     for fault in check_rates(solver):
@@ -90,6 +99,44 @@ def _list_test_errors(solver: pb.SolverParameter, generic: bool) -> list[tuple[b
             "give one for each, or none",
         ),
     ]
+
+
+_USUAL = {
+    "clip_gradients": "the largest allowed norm",
+    "delta": "1e-8",
+    "momentum": "0.9",
+    "momentum2": "0.999",
+    "rms_decay": "0.99",
+    "weight_decay": "0.0005",
+}
+
+# For each type, the fields with values at which Caffe stops (rms_decay), or takes the root of a number below
+# 0 or divides by 0: which values are valid, and how to say so. Others are used as they are.
+_RANGES: Mapping[str, Mapping[str, tuple[Callable[[float], bool], str]]] = {
+    "RMSProp": {
+        "rms_decay": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+        "delta": (lambda value: value >= 0, "at least 0"),
+    },
+    "AdaDelta": {
+        "momentum": (lambda value: 0 <= value <= 1, "at least 0 and at most 1"),
+        "delta": (lambda value: value > 0, "above 0"),
+    },
+    "Adam": {
+        "momentum": (lambda value: -1 < value < 1, "above -1 and below 1"),
+        "momentum2": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    },
+}
+
+
+def _list_wrong_numbers(solver: pb.SolverParameter) -> Iterator[tuple[str, str]]:
+    """Yield the numbers that no weight can be computed with, as (field, what is wrong)."""
+    for given, value in solver.ListFields():
+        is_limit = given.name == "clip_gradients" and not math.isnan(value)  # inf and -inf: no limit
+        if isinstance(value, float) and not math.isfinite(value) and not is_limit:
+            yield given.name, f"{given.name} is {float_text(value)}"
+    for field, (is_valid, wanted) in _RANGES.get(solver.type, {}).items():
+        if not is_valid(value := getattr(solver, field)):
+            yield field, f"{field} is {float_text(value)}, but {solver.type} needs {wanted}"
 
 
 def _snapshots(solver: pb.SolverParameter) -> bool:

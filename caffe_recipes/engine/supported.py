@@ -6,11 +6,11 @@ python -m caffe_recipes.engine.supported docs/engine.md
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import unsupported_names
+from caffe_recipes.caffe.dialects import layer_type_dialects, nearest_layer_type, unsupported_names
 from caffe_recipes.caffe.layer_types import FAMILIES, LAYER_TYPES, type_of
 from caffe_recipes.caffe.refusals import find_refusals
 from caffe_recipes.caffe.shapes import select_layers
@@ -19,6 +19,7 @@ from caffe_recipes.engine.operators import OPERATORS
 from caffe_recipes.engine.operators.data import OUTPUTS, SOURCES, check_data_layer
 from caffe_recipes.engine.operators.operator import LayerError, layer_error
 from caffe_recipes.engine.operators.shape import ONE_PROCESS
+from caffe_recipes.wording import join_names
 
 BEGIN = "<!-- layer types: `make generate` writes the following -->"
 END = "<!-- layer types: end -->"
@@ -47,11 +48,16 @@ def _find_unsupported(layers: Iterable[pb.LayerParameter]) -> list[pb.LayerParam
     return [layer for layer in layers if layer.type not in RUN]
 
 
-def _unsupported_error(where: str, types: Iterable[str]) -> LayerError:
+def _unsupported_error(where: str, types: Collection[str]) -> LayerError:
     """Return the error for types that the engine does not run, with the layers in `where`."""
     names = [f"'{name}'" for name in types]
     what = f"type{'s' if len(names) > 1 else ''} {', '.join(names)} {'are' if len(names) > 1 else 'is'}"
-    return LayerError(where, f"{what} not supported", "docs/engine.md lists those that are")
+    slips = [name for name in types if not layer_type_dialects(name)]  # others are no mistake
+    meant = [f"'{near}'" for name in slips if (near := nearest_layer_type(name, RUN))]
+    hints = [f"did you mean {join_names(meant)}?"] if meant else []
+    if len(meant) < len(names):
+        hints.append("docs/engine.md lists those that are")
+    return LayerError(where, f"{what} not supported", " ".join(hints))
 
 
 def check_layers(net: pb.NetParameter, ranks: int = 1) -> None:

@@ -44,6 +44,33 @@ def test_unsupported_layers_of_all_nets_are_named_once_each() -> None:
     assert caught.value.where == "net.prototxt: layer 'a' (Python), layer 'b' (Python), layer 'c' (Python)"
 
 
+@pytest.mark.parametrize(
+    ("types", "what", "hint"),
+    [
+        (["Relu"], "type 'Relu' is not supported", "did you mean 'ReLU'?"),
+        (
+            ["Convolutoin", "Python", "Relu"],
+            "types 'Convolutoin', 'Python', 'Relu' are not supported",
+            "did you mean 'Convolution' and 'ReLU'? docs/engine.md lists those that are",
+        ),
+        (["Python"], "type 'Python' is not supported", "docs/engine.md lists those that are"),
+        (["CenterLos"], "type 'CenterLos' is not supported", "did you mean 'CenterLoss'?"),
+        (["MultiBoxLos"], "type 'MultiBoxLos' is not supported", "docs/engine.md lists those that are"),
+    ],
+)
+def test_a_type_that_is_a_slip_for_one_that_is_run_gets_a_suggestion(
+    types: list[str], what: str, hint: str
+) -> None:
+    net = pb.NetParameter(
+        layer=[pb.LayerParameter(name=f"l{i}", type=type_) for i, type_ in enumerate(types)]
+    )
+    with pytest.raises(InputError) as by_layers:
+        check_layers(net)
+    with pytest.raises(InputError) as by_nets:
+        check_supported([(net, "net.prototxt")])
+    assert {(error.value.what, error.value.hint) for error in (by_layers, by_nets)} == {(what, hint)}
+
+
 def test_a_layer_that_needs_the_blobs_of_all_ranks_runs_in_one_process_only() -> None:
     layer = pb.LayerParameter(name="g", type="Gather", bottom=["x"], top=["y"])
     check_layers(pb.NetParameter(layer=[layer]))

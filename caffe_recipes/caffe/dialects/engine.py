@@ -6,7 +6,7 @@ The fields of other Caffes that it runs are the tables here; its layer types are
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -22,13 +22,13 @@ from caffe_recipes.caffe.dialects import (
     names_of,
 )
 from caffe_recipes.caffe.dialects.convert import convert_document
-from caffe_recipes.caffe.dialects.schema import foreign_values, outer_foreign
+from caffe_recipes.caffe.dialects.schema import describe_name, foreign_values, is_known, outer_foreign
 from caffe_recipes.caffe.dialects.unsupported_names import FIELDS, find_fork_type
 from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.caffe.prototxt import Document, is_kind
 from caffe_recipes.caffe.text.parser import ForeignName
 from caffe_recipes.caffe.upgrade import SOLVER_TYPES
-from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.errors import InputError, PrototxtError, join_errors
 
 _WAYS = ("forward", "backward")
 _V1_TYPES = "V1LayerParameter.LayerType"
@@ -117,6 +117,7 @@ def find_unrun(document: Document[Any]) -> list[ForeignName]:
 def to_engine_net(document: Document[Any]) -> pb.NetParameter:
     """Return a net of any Caffe as caffe-torch runs it. Raises InputError that names all fields it does not.
 
+    Those of no known Caffe come first, as PrototxtError, each with its place and the likely name.
     Fields that it runs as they are stay. If there are others, the net is converted from the one dialect that
     has all of them.
     """
@@ -127,9 +128,20 @@ def to_engine_net(document: Document[Any]) -> pb.NetParameter:
     if source := _find_source(unrun):
         converted: pb.NetParameter = convert_document(_without_precision(document), source)[0].message
         return converted
-    names = dict.fromkeys(f"{name.owner}.{name.name}" for name in unrun)
-    what = f"has fields of another Caffe that the engine does not run: {', '.join(names)}"
-    raise InputError(document.path, what, "docs/engine.md lists what it runs")
+    raise join_errors(_unrun_errors(document, unrun))
+
+
+def _unrun_errors(document: Document[Any], unrun: Sequence[ForeignName]) -> list[InputError]:
+    errors, others = list[InputError](), dict[str, None]()
+    for name in unrun:
+        if is_known(name) or (name.owner.removeprefix("V1"), name.name) in FIELDS:
+            others[f"{name.owner}.{name.name}"] = None
+        else:
+            errors.append(PrototxtError(document.place(name.offset), *describe_name(name)))
+    if others:
+        what = f"has fields of another Caffe that the engine does not run: {', '.join(others)}"
+        errors.append(InputError(document.path, what, "docs/engine.md lists what it runs"))
+    return errors
 
 
 def _not_as_they_are(document: Document[Any]) -> list[ForeignName]:

@@ -104,6 +104,7 @@ FIELDS: Mapping[tuple[str, str], ForkName] = {
         ("ConvolutionParameter", name): ForkName(_C3D)
         for name in ("filter_group", "kernel_depth", "temporal_pad", "temporal_stride")
     },
+    ("DetectionOutputParameter", "objectness_score"): ForkName(_DEEPDETECT),
     ("DropoutParameter", "sample_weights_test"): ForkName(
         _SEGNET, "dropout is off in TEST, as with sample_weights_test: false", "false"
     ),
@@ -121,6 +122,7 @@ FIELDS: Mapping[tuple[str, str], ForkName] = {
     ("LayerParameter", "cpm_transform_param"): ForkName(_CPM),
     ("LayerParameter", "ctc_loss_param"): ForkName(_DEEPDETECT),
     ("LayerParameter", "dense_image_data_param"): ForkName(_SEGNET),
+    ("LayerParameter", "filter_param"): ForkName("yihui-he/channel-pruning"),
     ("LayerParameter", "general_contrastive_loss_param"): ForkName(_WINDOWS),
     ("LayerParameter", "general_triplet_loss_param"): ForkName(_WINDOWS),
     ("LayerParameter", "inner_distance_param"): ForkName(_WINDOWS),
@@ -134,6 +136,7 @@ FIELDS: Mapping[tuple[str, str], ForkName] = {
     ("LayerParameter", "pooling3d_param"): ForkName(_C3D),
     ("LayerParameter", "seg_accuracy_param"): ForkName(_DEEPLAB),
     ("LayerParameter", "segmentation_evaluate_param"): ForkName(_YOLO),
+    ("LayerParameter", "selu_dropout_param"): ForkName("soeaver/caffe-model"),
     ("LayerParameter", "shuffle_channel_param"): ForkName(_SHUFFLE),
     ("LayerParameter", "upsample_param"): ForkName(f"{_SEGNET}, and another of {_YOLO}"),
     ("LayerParameter", "yolo_detection_output_param"): ForkName(_YOLO),
@@ -143,11 +146,16 @@ FIELDS: Mapping[tuple[str, str], ForkName] = {
     ("LossParameter", "weight_by_label_freqs"): ForkName(
         _SEGNET, "all labels weigh the same, as with weight_by_label_freqs: false", "false"
     ),
+    ("MultiBoxLossParameter", "objectness_score"): ForkName(_DEEPDETECT),
+    ("NonMaximumSuppressionParameter", "soft_nms"): ForkName(_DEEPDETECT),
+    ("NonMaximumSuppressionParameter", "theta"): ForkName(_DEEPDETECT),
+    ("ParameterParameter", "blob_filler"): ForkName(_WINDOWS),
     ("PoolingParameter", "ceil_mode"): ForkName(
         _SEVERAL, "pooling always rounds its output size up, as with ceil_mode: true", "true"
     ),
     ("PoolingParameter", "kernel_depth"): ForkName(_C3D),
     ("PoolingParameter", "temporal_stride"): ForkName(_C3D),
+    ("ScaleParameter", "min_value"): ForkName(_WINDOWS),
     ("SolverParameter", "stepearly"): ForkName(_SEGNET),
     ("SoftmaxParameter", "normalize_type"): ForkName(_WINDOWS),
 }

@@ -138,6 +138,19 @@ def _check_dummy_data(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
+def _check_resize(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    param = layer.image_data_param
+    given, lacking = ("new_height", "new_width") if param.new_height else ("new_width", "new_height")
+    if getattr(param, given) and not getattr(param, lacking):
+        yield Refusal(
+            "size-half-given",
+            f"image_data_param.{given}",
+            f"has {given} but no {lacking}",
+            "Caffe aborts: new_height and new_width must be set at the same time",
+            f"add {lacking}, or remove {given}",
+        )
+
+
 def _lacks_size(name: str, layer: pb.LayerParameter) -> bool:
     return not getattr(layer.memory_data_param, name)
 
@@ -201,7 +214,9 @@ TYPES = (
         ),
         is_result=True,
     ),
-    _data_layer("ImageData", source=Source(_image_data), refuses=(TopCount(2),), is_never_loss=True),
+    _data_layer(
+        "ImageData", source=Source(_image_data), refuses=(TopCount(2), _check_resize), is_never_loss=True
+    ),
     _data_layer("Input", blocks=(), source=Source(_input, reads_files=False, is_sized_by_files=False)),
     _data_layer(
         "MemoryData",

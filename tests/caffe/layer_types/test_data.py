@@ -24,6 +24,8 @@ def test_data_layers_that_do_not_fit_are_reported_in_one_line(body: str, bottoms
         ('type: "Data" data_param { prefetch: 0 }', "layer-value-refused"),
         ('type: "HDF5Data" transform_param { mirror: true }', "layer-value-refused"),
         ('type: "HDF5Output"', "layer-value-refused"),
+        ('type: "ImageData" image_data_param { new_width: 8 }', "size-half-given"),
+        ('type: "ImageData" image_data_param { new_width: 0 new_height: 8 }', "size-half-given"),
         ('type: "MemoryData" memory_data_param { channels: 1 height: 2 }', "layer-value-refused"),
         ('type: "WindowData" window_data_param { crop_size: 5 }', "layer-value-refused"),
         (
@@ -40,6 +42,8 @@ def test_data_layers_that_stop_caffe_are_refused(text: str, rule: str) -> None:
     "text",
     [
         'type: "DummyData" top: "a" dummy_data_param { num: 1 channels: 2 height: 3 width: 4 }',
+        'type: "ImageData" image_data_param { new_height: 8 new_width: 9 }',
+        'type: "ImageData" image_data_param { new_height: 0 new_width: 0 }',
     ],
 )
 def test_data_layers_that_caffe_runs_are_accepted(text: str) -> None:

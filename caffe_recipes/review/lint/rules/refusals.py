@@ -26,7 +26,7 @@ _CPU_ONLY_REFUSALS = frozenset(("engine-unknown", "pooling-stochastic"))
 
 
 @refusal_rule("size-given-twice", "error", "kernel_size, pad, stride or a shape set in two ways")
-@refusal_rule("size-half-given", "error", "kernel, pad or stride set for only one axis")
+@refusal_rule("size-half-given", "error", "kernel, pad, stride or new size set for only one axis")
 @refusal_rule("axis-given-twice", "error", "axis together with slice_dim or concat_dim")
 @refusal_rule("global-pooling-sized", "error", "global_pooling with kernel_size, pad or stride")
 @refusal_rule("pooling-stochastic", "error", "pool: STOCHASTIC, which Caffe implements for GPUs only")
