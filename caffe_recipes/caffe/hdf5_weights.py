@@ -24,7 +24,11 @@ _MOST_DEPTH = 8  # of groups for the parts of a layer's name
 
 
 class HDF5FileError(Exception):
-    """HDF5 data that are damaged, or not what Caffe writes; the text says why."""
+    """HDF5 data that are damaged, or not what Caffe writes: why, and what to do."""
+
+    def __init__(self, what: str, hint: str = "copy it again and compare sizes") -> None:
+        super().__init__(what, hint)
+        self.what, self.hint = what, hint
 
 
 def import_h5py() -> Any:  # noqa: ANN401 - h5py has no types
@@ -43,6 +47,8 @@ def parse_weights(data: bytes) -> pb.NetParameter:
     with _opened(h5py, data) as file:
         group = _member(h5py, file, "data", h5py.Group)
         if group is None:
+            if "history" in file:
+                raise HDF5FileError("is a solverstate, not a caffemodel", "give its caffemodel")
             raise HDF5FileError("has no group 'data' of layers")
         for name, datasets in _walk_layers(h5py, group, "", _MOST_DEPTH):
             layer = net.layer.add(name=name)
@@ -65,6 +71,9 @@ def parse_state(data: bytes) -> pb.SolverState:
             state.learned_net = text.decode() if isinstance(text, bytes) else str(text)
         history = _member(h5py, file, "history", h5py.Group)
         if history is None or not state.HasField("iter"):
+            if "data" in file:
+                hint = "give the solverstate, or use it with -weights"
+                raise HDF5FileError("is a caffemodel, not a solverstate", hint)
             raise HDF5FileError("has no 'iter' or no group 'history'")
         for dataset in _numbered(h5py, history):
             left = _add_blob(state.history.add(), dataset, left)

@@ -27,14 +27,17 @@ def find_refusals(layer: pb.LayerParameter, net_engine: str = "") -> Iterator[Re
     yield from _check_engine(layer, net_engine)
 
 
+_SIGMA = "Caffe aborts: Check failed: sigma > 0"
+
+
 def find_filler_refusals(filler: pb.FillerParameter) -> Iterator[Refusal]:
     """Yield the settings at which Caffe aborts in a filler of a known type; `field` is one of its fields."""
     if filler.type == "gaussian" and not filler.std > 0:
         what = f"has a gaussian filler of std {filler.std:g}"
-        yield Refusal("filler-range", "std", what, "Caffe aborts: Check failed: sigma > 0", "std: 0.01")
+        yield Refusal("filler-range", "std", what, _SIGMA, "write std: 0.01")
     if filler.type == "msra" and not filler.scale > 0:
         what = f"has an msra filler of scale {filler.scale:g}"
-        yield Refusal("filler-range", "scale", what, "Caffe aborts: Check failed: sigma > 0", "scale: 1")
+        yield Refusal("filler-range", "scale", what, _SIGMA, "write scale: 1")
     if filler.type == "uniform" and not filler.min <= filler.max:
         what = f"has a uniform filler from {filler.min:g} to {filler.max:g}"
         yield Refusal("filler-range", "min", what, "Caffe aborts: Check failed: a <= b", "give min below max")
@@ -45,7 +48,7 @@ def find_filler_refusals(filler: pb.FillerParameter) -> Iterator[Refusal]:
     if filler.type == "gaussian" and filler.sparse < -1:
         what = f"has a gaussian filler of sparse {filler.sparse}"
         yield Refusal(
-            "filler-sparse", "sparse", what, "Caffe aborts: Check failed: sparse >= -1", "sparse: 10"
+            "filler-sparse", "sparse", what, "Caffe aborts: Check failed: sparse >= -1", "write sparse: 10"
         )
 
 
@@ -63,10 +66,10 @@ def _check_numbers(message: Message, path: str) -> Iterator[Refusal]:
                 yield from _check_numbers(value, f"{at}.")
             elif isinstance(value, float) and not math.isfinite(value):
                 effect = "everything that is computed with it becomes NaN or infinite"
-                yield Refusal("value-not-finite", at, f"has {field.name} {value}", effect, "a number")
+                yield Refusal("value-not-finite", at, f"has {field.name} {value}", effect, "give a number")
             elif type(value) is int and value > _INT_MAX and field.name not in _UNSIGNED:
                 effect = "Caffe stores it as a signed 32-bit integer, so it stops, or uses another number"
-                write = f"{field.name}: at most {_INT_MAX}"
+                write = f"give at most {_INT_MAX}"
                 yield Refusal("value-overflows", at, f"has {field.name} {value}", effect, write)
 
 
@@ -83,7 +86,7 @@ def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
             + ("" if layer.loss_weight else ", and a loss without any gets one by default"),
             f"give {tops}"
             if layer.loss_weight or tops != 2
-            else "loss_weight: 1 loss_weight: 0, if no layer reads the loss; else leave out the second top",
+            else "leave out the second top, or write loss_weight: 1 loss_weight: 0 if nothing reads the loss",
         )
 
 
@@ -111,7 +114,7 @@ def _check_engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal
             f"{block}.engine",
             "has engine: CUDNN",
             f"Caffe aborts on CPUs: Layer {layer.name} has unknown engine",
-            "engine: CAFFE, or remove it",
+            "write engine: CAFFE, or remove it",
         )
     named = layer.engine or net_engine
     if own == _DEFAULT and named and named.partition(":")[0].strip().upper() not in ENGINES:
@@ -120,5 +123,5 @@ def _check_engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal
             "engine" if layer.engine else "type",
             f"has engine '{named}'" + ("" if layer.engine else " of the net"),
             "Caffe aborts: the engine is unknown",
-            f'engine: "CAFFE"; the engines are {", ".join(ENGINES)}',
+            f'write engine: "CAFFE"; the engines are {", ".join(ENGINES)}',
         )

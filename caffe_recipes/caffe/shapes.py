@@ -237,4 +237,4 @@ def _suggest(net: pb.NetParameter, name: str, producers: Mapping[str, str], phas
             where = f"only in stage '{stages[0]}'" if stages else where
             return f"layer '{layer.name}' produces it, but {where}"
     other = "use a blob that a layer above produces" if producers else "there are no blobs yet"
-    return did_you_mean(name, producers, other, cutoff=0)
+    return did_you_mean(name, producers, other, cutoff=0.5)

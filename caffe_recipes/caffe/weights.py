@@ -223,18 +223,20 @@ def blob_values(blob: pb.BlobProto) -> Sequence[float]:
     return blob.double_data or blob.data
 
 
-def load_mean(path: str | Path) -> pb.BlobProto:
-    """Load a mean image, as compute_image_mean writes it. Raises DataError."""
-    data = load_within(path, "record-bytes", DataError, "give the path to a mean file")
+def load_mean(
+    path: str | Path, name: str = "mean file", hint: str = "make it with compute_image_mean"
+) -> pb.BlobProto:
+    """Load a mean image, as compute_image_mean writes it, or what `name` says. Raises DataError."""
+    data = load_within(path, "record-bytes", DataError, f"give the path to a {name}")
     try:
         blob = parse_message(data, pb.BlobProto)
     except ValueError:
         blob = pb.BlobProto()
     shape = mean_shape(blob)
     if len(shape) != 3 or min(shape) < 1 or math.prod(shape) != len(blob_values(blob)):
-        raise DataError(path, "is not a mean file", "make it with compute_image_mean")
+        raise DataError(path, f"is not a {name}", hint)
     if not math.isfinite(sum(blob_values(blob))):
-        raise DataError(path, "has values that are not finite", "make it again with compute_image_mean")
+        raise DataError(path, "has values that are not finite", hint)
     return blob
 
 
@@ -369,8 +371,7 @@ def _parse_hdf5(data: bytes, parse: Callable[[bytes], M], path: str | Path) -> M
     try:
         return parse(data)
     except HDF5FileError as error:
-        what = f"is an HDF5 file that {error}"
-        raise WeightsError(path, what, "copy it again and compare sizes") from None
+        raise WeightsError(path, f"is an HDF5 file that {error.what}", error.hint) from None
     except InputError as error:
         raise WeightsError(path, f"is an HDF5 file, but {error.what}", error.hint) from None
 

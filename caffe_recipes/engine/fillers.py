@@ -18,13 +18,18 @@ _Fill = Callable[[Tensor, pb.FillerParameter, Generator], object]
 
 def fill(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
     """Fill `blob` in place. Raises InputError if the filler is unknown or does not fit the blob's shape."""
+    check_filler(filler)
+    with torch.no_grad():
+        FILLERS[filler.type](blob, filler, generator)
+
+
+def check_filler(filler: pb.FillerParameter) -> None:
+    """Raise InputError if the filler is unknown, or Caffe refuses its settings."""
     if filler.type not in FILLERS:
         known = ", ".join(sorted(FILLERS))
         raise InputError(f"filler '{filler.type}'", "is unknown, or not supported", f"choose from {known}")
     for refusal in find_filler_refusals(filler):
         raise InputError(f"filler '{filler.type}'", refusal.what, refusal.write)
-    with torch.no_grad():
-        FILLERS[filler.type](blob, filler, generator)
 
 
 def fan(shape: tuple[int, ...], norm: int) -> float:

@@ -35,7 +35,7 @@ class HDF5Output:
         self._batches: list[list[np.ndarray]] | None = None
         if layer.phase == pb.TRAIN:
             what = "is in phase TRAIN, where Caffe stops at the second iteration"
-            raise layer_error(layer, what, "include { phase: TEST }")
+            raise layer_error(layer, what, "write include { phase: TEST }")
         if any(len(shape) > _AXES for shape in shapes.bottoms):
             raise layer_error(layer, "has a bottom of more than 4 axes", "reshape it")
         if len({shape[:1] for shape in shapes.bottoms}) > 1:

@@ -122,7 +122,8 @@ def _load(path: str, name: str, listed: Path) -> _Values:
         with h5py.File(path, "r") as file:
             if name not in file and file.get(name, getlink=True) is None:
                 known = ", ".join(f"'{each}'" for each in file)
-                raise DataError(path, f"has no dataset '{name}'", f"it has {known or 'none'}")
+                what = f"has no dataset '{name}'; it has {known or 'none'}"
+                raise DataError(path, what, "name the tops of the layer like the datasets")
             place = f"dataset '{name}' "
             dataset = file[name]
             if not isinstance(dataset, h5py.Dataset):

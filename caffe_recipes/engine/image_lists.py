@@ -67,7 +67,7 @@ def load_image_list(layer: pb.LayerParameter) -> ImageList:
         except ValueError:
             key = b""
         if not key or not -(2**31) <= labels[-1] < 2**31:
-            what = f"line {number} is not a path and a label"
+            what = f"line {number} is not a path, a space and a label"
             raise DataError(path, what, 'write a line as "cat.jpg 0"')
         keys.append(key)
     if not keys:

@@ -139,8 +139,8 @@ class RunnableNet:
                 fork = unsupported_names.TYPES[layer.type].fork
                 self._log.info("caffe-torch", f"layer '{layer.name}' ({layer.type}) is of {fork}")
         level, stages = state.level, list(state.stage)
-        # Check the net before splits are inserted, so that errors have the user's names of layers and blobs.
-        infer_shapes(filtered, state.phase, level=level, stages=stages, path=self.path)
+        # Before splits are inserted, and with all layers: errors have the user's names of layers and blobs.
+        infer_shapes(param, state.phase, level=level, stages=stages, path=self.path)
         for name in dict.fromkeys(f"{owner}.{name}" for _, owner, name, _ in foreign_values(filtered)):
             self._log.info("caffe-torch", f"field {name} is of another Caffe; numbers are float32 here")
         split = insert_splits(filtered)
@@ -261,12 +261,14 @@ class RunnableNet:
     def _make_blobs(self, layer: pb.LayerParameter, shapes: TensorShapes) -> list[Tensor]:
         """Return a layer's learned blobs: shared by param name, from the shared net, or new and filled."""
         if len(layer.param) > len(shapes.learned):
-            raise layer_error(layer, f"has {len(layer.param)} params for {len(shapes.learned)} learned blobs")
+            what = f"has {len(layer.param)} params for {len(shapes.learned)} learned blobs"
+            raise layer_error(layer, what, "remove the others")
         kept = self._shared.blobs().get(layer.name, []) if self._shared else []
         known = self._shared.learned_shapes().get(layer.name, ()) if self._shared else ()
         if kept and known != shapes.learned:
             mine, other = (", ".join(map(format_shape, of)) for of in (shapes.learned, known))
-            raise layer_error(layer, f"has blobs {mine} here, but {other} in the TRAIN net")
+            what = f"has blobs {mine} here, but {other} in the TRAIN net"
+            raise layer_error(layer, what, "give both the same settings and inputs")
         tensors = []
         fillers = type_of(layer).starting_fillers(layer)
         for index, shape in enumerate(shapes.learned):

@@ -35,20 +35,25 @@ class LayerNode:
     output: HDF5Output | None = None
 
 
+def label_hint(classes: int) -> str:
+    """Return what to do about a label that is not one of the classes."""
+    return f"give labels from 0 to {classes - 1:,}"
+
+
 def label_error(nodes: Sequence[LayerNode], node: LayerNode, error: LabelError, path: str) -> InputError:
     """Return the error for a label or index that a layer does not have, with its record if it is known."""
     where = f"layer '{node.param.name}'"
     if type_of(node.param).loss_weight is None and not type_of(node.param).is_classifier:
         what = f"index {error.label} is not one of 0 to {error.classes - 1}"
         return DataError(f"{path}: {where}", what, "check the data, or the size of the layer")
-    what = f"label {error.label} is not one of the {error.classes} classes"
+    what, hint = f"label {error.label} is not one of the {error.classes} classes", label_hint(error.classes)
     is_filtered = any(type_of(other.param).is_sized_by_values for other in nodes)
     for other in () if is_filtered else nodes:  # a position is not that of a record then
         if other.source is not None and error.position < len(other.source.keys):
             key = other.source.keys[error.position]
-            hint = f"layer '{node.param.name}' has {error.classes} classes"
-            return DataError(other.source.where, f"record '{key}' has label {error.label}", hint)
-    return InputError(f"{path}: {where}", what)
+            what = f"record '{key}' has label {error.label}, but {where} of {path} has {error.classes}"
+            return DataError(other.source.where, what, hint)
+    return InputError(f"{path}: {where}", what, hint)
 
 
 def start_outputs(nodes: Sequence[LayerNode]) -> None:

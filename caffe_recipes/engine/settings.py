@@ -89,8 +89,8 @@ def _list_test_errors(solver: pb.SolverParameter, generic: bool) -> list[tuple[b
         ),
         (
             tests > 0 and solver.test_interval < 1,
-            "has test_iter but no test_interval",
-            "give test_interval",
+            f"has test_iter, but test_interval is {solver.test_interval}",
+            "give 1 or more",
         ),
         (any(count < 1 for count in solver.test_iter), "test_iter is below 1", "give 1 or more"),
         (

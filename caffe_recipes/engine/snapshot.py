@@ -45,8 +45,10 @@ def check_prefix(prefix: str, last: int) -> None:
     folder = files[0].parent
     try:
         if not folder.is_dir():
-            what = f"the folder {folder} does not exist"
-            raise InputError(f"snapshot_prefix '{prefix}'", what, "create it")
+            what, hint = f"the folder {folder} does not exist", "create it"
+            if folder.exists():
+                what, hint = f"{folder} is not a folder", "choose another prefix"
+            raise InputError(f"snapshot_prefix '{prefix}'", what, hint)
         if not os.access(folder, os.W_OK):
             what = f"cannot write to {folder}"
             raise InputError(f"snapshot_prefix '{prefix}'", what, "check its permissions")

@@ -32,7 +32,7 @@ from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.hdf5_output import check_outputs
 from caffe_recipes.engine.launch_variables import find_place, rank_on_host
 from caffe_recipes.engine.net import RunnableNet
-from caffe_recipes.engine.nodes import LayerNode, start_outputs, write_outputs
+from caffe_recipes.engine.nodes import LayerNode, label_hint, start_outputs, write_outputs
 from caffe_recipes.engine.operators.data import DataContext
 from caffe_recipes.engine.operators.operator import BatchStatistics, layer_error
 from caffe_recipes.engine.packed_calls import pack_calls
@@ -452,8 +452,8 @@ def _check_batch(
     classes = scores.shape[1]
     outside = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(outside):
-        what = f"record '{keys[outside[0]]}' has label {labels[outside[0]]}"
-        raise DataError(where, what, f"{net.path} has {classes} classes")
+        record = f"record '{keys[outside[0]]}' has label {labels[outside[0]]}"
+        raise DataError(where, f"{record}, but {net.path} has {classes} classes", label_hint(classes))
     odd = np.flatnonzero(~np.isfinite(scores).all(1))
     if len(odd):
         what = f"the scores of record '{keys[odd[0]]}' are not finite"

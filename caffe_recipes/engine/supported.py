@@ -76,7 +76,7 @@ def check_layers(net: pb.NetParameter, ranks: int = 1) -> None:
         for top, bottom in zip(layer.top, layer.bottom, strict=False):
             if top == bottom and not type_of(layer).in_place:
                 raise layer_error(
-                    layer, f"cannot write its top over its bottom '{top}'", f'top: "{layer.name}"'
+                    layer, f"cannot write its top over its bottom '{top}'", f'write top: "{layer.name}"'
                 )
         check_data_layer(layer)
 

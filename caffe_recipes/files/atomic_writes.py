@@ -76,7 +76,7 @@ def check_replaceable(path: Path) -> None:
     with naming(path), open_place(path, writes=True) as place:
         part = name_beside(Path(place.name)).name
         if not os.access(f"/proc/self/fd/{place.folder.number}", os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            raise _refusal(place.folder.number)
         try:
             _write(place, part, bytes(_BLOCK_BYTES), 0o600, is_synced=False)
         finally:
@@ -172,8 +172,15 @@ def _look(place: Place) -> os.stat_result | None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is a device, pipe or socket, not a file")
     if not os.access(place.name, os.W_OK, dir_fd=folder):  # a rename would ignore the file's mode
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        raise _refusal(folder)
     return status
+
+
+def _refusal(folder: int) -> OSError:
+    """Return the error for a folder or a file in it to which this user cannot write."""
+    is_read_only = os.fstatvfs(folder).f_flag & os.ST_RDONLY
+    number = errno.EROFS if is_read_only else errno.EACCES
+    return OSError(number, os.strerror(number))
 
 
 def _write(place: Place, part: str, data: bytes, mode: int, is_synced: bool) -> None:

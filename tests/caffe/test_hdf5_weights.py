@@ -53,6 +53,18 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert load_solverstate(path) == state
 
 
+def test_a_file_of_the_other_kind_is_called_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "w.h5"
+    write_caffes(path)
+    with pytest.raises(
+        WeightsError, match="is a caffemodel, not a solverstate; give the solverstate, or use it"
+    ):
+        load_solverstate(path)
+    path.write_bytes(render_state(tiny_state()))
+    with pytest.raises(WeightsError, match="is a solverstate, not a caffemodel; give its caffemodel"):
+        load_weights(path)
+
+
 def damage(path: Path, how: str) -> None:
     write_caffes(path)
     if how == "truncated":

@@ -106,6 +106,12 @@ def test_an_unknown_bottom_names_the_nearest_blob() -> None:
         infer_shapes(net, pb.TRAIN)
 
 
+def test_an_unknown_bottom_that_resembles_no_blob_gets_no_guess() -> None:
+    net = net_of(source((1, 3)) + "layer { name: 'x' type: 'ReLU' bottom: 'fc' top: 'y' }")
+    with pytest.raises(PrototxtError, match=r"; use a blob that a layer above produces$"):
+        infer_shapes(net, pb.TRAIN)
+
+
 def test_a_bottom_of_another_phase_names_its_layer_and_the_phase() -> None:
     net = net_of(
         """layer { name: 'd' type: 'Data' top: 'data' include { phase: TRAIN } data_param { batch_size: 1 } }

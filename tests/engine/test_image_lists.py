@@ -51,9 +51,9 @@ def test_images_are_resized_and_grey_on_request(layer: pb.LayerParameter) -> Non
     ("text", "message"),
     [
         ("", "is empty"),
-        ("a.png\n", "line 1 is not a path and a label"),
-        ("a.png x\n", "line 1 is not a path and a label"),
-        ("a.png 0.5\n", "line 1 is not a path and a label"),
+        ("a.png\n", "line 1 is not a path, a space and a label"),
+        ("a.png x\n", "line 1 is not a path, a space and a label"),
+        ("a.png 0.5\n", "line 1 is not a path, a space and a label"),
         ("image 0.png 0\na.png 1\nb.png 1\n", "2 images of 3 not found, such as"),
         ("image 0.png 0\n" + "a" * 5000 + " 1\n", "1 image of 2 not found, such as"),
     ],

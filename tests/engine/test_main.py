@@ -135,7 +135,7 @@ def test_bad_arguments_exit_2_with_one_line(case: Path, run: Run, words: tuple[s
         ("max_iter: 6", 'max_iter: 6 type: "Adma"', "type 'Adma' is unknown"),
         ("max_iter: 6", 'max_iter: 6 type: "AdaGrad" momentum: 0.9', "AdaGrad takes no momentum"),
         ("max_iter: 6", 'max_iter: 6 regularization_type: "L3"', "'L3' is unknown"),
-        ("max_iter: 6", "max_iter: 6 test_iter: 2", "no test_interval"),
+        ("max_iter: 6", "max_iter: 6 test_iter: 2", "test_interval is 0"),
         ("max_iter: 6", "max_iter: 6 test_iter: 0 test_interval: 1", "test_iter is below 1"),
         ("max_iter: 6", "max_iter: 6 lerning_rate: 1", "lerning_rate"),
         ('net: "net.prototxt"', "", "specifies 0 train nets"),
@@ -187,7 +187,8 @@ def test_nothing_is_logged_before_the_error_of_a_solver_that_cannot_be_read(
     [
         ('source: "lmdb"', 'source: "none"', "none"),
         ('source: "lmdb"', 'source: "net.prototxt"', "net.prototxt"),
-        ("backend: LMDB", "", "LevelDB"),
+        ("backend: LMDB", "", "has no backend, so reads a LevelDB; write backend: LMDB"),
+        ("backend: LMDB", "backend: LEVELDB", "(Data): reads a LevelDB; write backend: LMDB"),
         ("batch_size: 4", "", "batch_size"),
         ("batch_size: 4", "batch_size: 4000000000", "layer 'data' (Data): has batch_size"),
         ("num_output: 3", "num_output: 4000000000", "layer 'ip' (InnerProduct): has num_output"),
@@ -223,7 +224,7 @@ def test_a_label_outside_the_classes_names_its_record(case: Path, run: Run, chan
     code, log = run("train", "-solver", "solver.prototxt")
     assert code == 2
     assert f"lmdb: record '{key}' has label 2" in only_line(log)
-    assert "layer 'loss' has 2 classes" in log
+    assert "layer 'loss' of net.prototxt has 2; give labels from 0 to 1" in log
 
 
 def test_an_empty_lmdb_names_its_path(case: Path, run: Run) -> None:

@@ -35,7 +35,7 @@ def _check_dropout(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "dropout_param.dropout_ratio",
             f"has dropout_ratio {ratio:.6g}, the share that is set to 0",
             "Caffe sets all values to 0 or to NaN",
-            "dropout_ratio: 0.5" if ratio > 0 else "remove the layer",
+            "write dropout_ratio: 0.5" if ratio > 0 else "remove the layer",
         )
 
 
@@ -72,7 +72,7 @@ TYPES = (
                 "exp_param.base",
                 lambda layer: layer.exp_param.base <= 0 and layer.exp_param.base != -1,
                 _NO_LOGARITHM,
-                "a base above 0, or -1 for e",
+                "give a base above 0, or -1 for e",
             ),
         ),
         zeroing_fields=("exp_param.scale",),
@@ -87,14 +87,14 @@ TYPES = (
                     layer.log_param.base != -1 and (layer.log_param.base <= 0 or layer.log_param.base == 1)
                 ),
                 _NO_LOGARITHM,
-                "a base above 0 that is not 1, or -1 for e",
+                "give a base above 0 that is not 1, or -1 for e",
             ),
             Bound(
                 "log_param.scale",
                 lambda layer: layer.log_param.scale == 0 and layer.log_param.shift <= 0,
                 "Caffe takes only logarithms of numbers that are not positive: all values are infinite "
                 "or NaN",
-                "scale: 1",
+                "write scale: 1",
             ),
         ),
         zeroing_fields=("log_param.scale",),

@@ -134,7 +134,7 @@ def _check_dummy_data(layer: pb.LayerParameter) -> Iterator[Refusal]:
             f"dummy_data_param.{wrong}[0]",
             f"gives {wrong} {counts[wrong]} times for {len(layer.top)} tops",
             f"Caffe aborts: {wrong} must be given once, or once for each top",
-            f"{wrong} once, or {len(layer.top)} times",
+            f"give {wrong} once, or {len(layer.top)} times",
         )
 
 
@@ -209,7 +209,7 @@ TYPES = (
                 "hdf5_output_param.file_name",
                 lambda layer: not layer.hdf5_output_param.file_name,
                 "Caffe aborts: Failed to open HDF5 file",
-                'file_name: "scores.h5"',
+                'write file_name: "scores.h5"',
             ),
         ),
         is_result=True,
@@ -229,7 +229,7 @@ TYPES = (
                     f"memory_data_param.{name}",
                     partial(_lacks_size, name),
                     "Caffe aborts: batch_size, channels, height, and width must be specified and positive",
-                    f"{name}: the {name} of the data",
+                    f"give the {name} of the data",
                 )
                 for name in ("channels", "height", "width")
             ),
@@ -253,19 +253,19 @@ TYPES = (
                 "transform_param.crop_size",
                 lambda layer: not layer.transform_param.crop_size,
                 "Caffe aborts: Check failed: crop_size > 0",
-                "transform_param { crop_size: 227 }",
+                "write transform_param { crop_size: 227 }",
             ),
             Bound(
                 "window_data_param.fg_fraction",
                 lambda layer: not 0 <= layer.window_data_param.fg_fraction <= 1,
                 "Caffe draws more images than fit in the batch, and writes past its end",
-                "fg_fraction: 0.25",
+                "write fg_fraction: 0.25",
             ),
             Bound(
                 "window_data_param.context_pad",
                 lambda layer: 0 < layer.transform_param.crop_size <= 2 * layer.window_data_param.context_pad,
                 "the padding leaves nothing of the window: Caffe divides by 0, or resizes to nothing",
-                "context_pad: less than half of crop_size",
+                "give less than half of crop_size",
             ),
         ),
     ),

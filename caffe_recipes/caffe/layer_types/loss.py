@@ -126,7 +126,7 @@ def _check_infogain(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "infogain_loss_param.source",
             "has neither a source nor a third bottom",
             "Caffe aborts: Infogain matrix source must be specified",
-            'infogain_loss_param { source: "H.binaryproto" }',
+            'write infogain_loss_param { source: "H.binaryproto" }',
         )
 
 
@@ -142,7 +142,7 @@ TYPES = (
                 "accuracy_param.top_k",
                 lambda layer: layer.accuracy_param.top_k == 0,
                 "no label is among the best 0: the accuracy is always 0",
-                "top_k: 1",
+                "write top_k: 1",
             ),
         ),
         no_backward=None,
@@ -207,7 +207,7 @@ TYPES = (
                 "bottom[2]",
                 lambda layer: len(layer.bottom) == 3,
                 "Caffe aborts: If weights are used, must specify both inside and outside weights",
-                "two or four bottoms",
+                "give two or four bottoms",
             ),
         ),
         loss_weight=0,
@@ -224,7 +224,7 @@ TYPES = (
                 "loss_param.label_smoothing",
                 lambda layer: not 0 <= layer.loss_param.label_smoothing < 1,
                 "the true class gets a share of 0 or less, so the gradient points away from it",
-                "label_smoothing: 0.1",
+                "write label_smoothing: 0.1",
             ),
         ),
         no_backward=_LABELS,

@@ -144,7 +144,7 @@ def _check_pooling(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "pooling_param.pool",
             "has pool: STOCHASTIC",
             "Caffe aborts on CPUs: Not Implemented Yet",
-            "pool: MAX or pool: AVE",
+            "write pool: MAX or pool: AVE",
         )
 
 
@@ -190,7 +190,7 @@ TYPES = (
                 "spp_param.pool",
                 lambda layer: layer.spp_param.pool == pb.SPPParameter.STOCHASTIC,
                 "Caffe aborts on CPUs: Not Implemented Yet",
-                "pool: MAX or pool: AVE",
+                "write pool: MAX or pool: AVE",
             ),
         ),
         # Each level reads each number once.

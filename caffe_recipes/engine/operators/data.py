@@ -19,7 +19,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, open_datums
 from caffe_recipes.caffe.layer_types.dimensions import Image
 from caffe_recipes.caffe.layer_types.entry import own_block
-from caffe_recipes.engine.fillers import fill
+from caffe_recipes.engine.fillers import check_filler, fill
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.hdf5_output import HDF5Output
 from caffe_recipes.engine.hdf5_rows import HDF5Rows
@@ -286,7 +286,8 @@ def check_data_layer(layer: pb.LayerParameter) -> None:
     block = own_block(layer.type)
     param = getattr(layer, block)
     if layer.type == "Data" and param.backend != param.LMDB:
-        raise layer_error(layer, "reads a LevelDB", "convert it, and write backend: LMDB")
+        what = "reads a LevelDB" if param.HasField("backend") else "has no backend, so reads a LevelDB"
+        raise layer_error(layer, what, "write backend: LMDB, and convert the data if they are a LevelDB")
     if not param.source:
         raise layer_error(layer, "source is missing", f"give {_SOURCES[layer.type]}")
     for name in ("scale", "mean_file", "crop_size", "mirror"):
@@ -374,6 +375,8 @@ def _dummy_data(layer: pb.LayerParameter, shapes: TensorShapes, context: DataCon
     """Set up blobs that are filled again in each pass."""
     fillers = list(layer.dummy_data_param.data_filler) or [pb.FillerParameter()]
     fillers = fillers * len(shapes.tops) if len(fillers) == 1 else fillers
+    for filler in fillers:
+        check_filler(filler)
     generator = Generator().manual_seed(context.augment_seed)
 
     def forward(*_: object) -> list[Tensor]:

@@ -313,8 +313,10 @@ def _smooth_l1_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
 def _infogain_loss(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     """-sum(H[label, k] * log max(p[k], 1e-20)) / items, where H is the third bottom, or in a file."""
     items, classes = shapes.bottoms[0][0], math.prod(shapes.bottoms[0][1:])
-    source = layer.infogain_loss_param.source
-    fixed = None if len(shapes.bottoms) == 3 else torch.tensor(list(blob_values(load_mean(source))))
+    source, fixed = layer.infogain_loss_param.source, None
+    if len(shapes.bottoms) == 2:
+        matrix = load_mean(source, "matrix of InfogainLoss", "write a BlobProto of classes x classes")
+        fixed = torch.tensor(list(blob_values(matrix)))
     if fixed is not None and fixed.numel() != classes**2:
         what = f"reads a matrix of {fixed.numel():,} numbers for {classes} classes"
         raise layer_error(layer, what, f"give one of {classes} x {classes}")

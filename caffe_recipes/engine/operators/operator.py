@@ -93,9 +93,8 @@ def require_known_shapes(shapes: LayerShapes) -> TensorShapes:
     def known(shape: Sequence[int | None] | None) -> TensorShape:
         dims = tuple(dim for dim in shape or () if dim is not None and dim > 0)
         if shape is None or len(dims) != len(shape):
-            raise layer_error(
-                shapes.layer, f"has a blob {show_shape(None if shape is None else tuple(shape))}"
-            )
+            what = f"has a blob {show_shape(None if shape is None else tuple(shape))}"
+            raise layer_error(shapes.layer, what, "check its sizes, and those of its bottoms")
         return dims
 
     learned = shapes.learned or ()

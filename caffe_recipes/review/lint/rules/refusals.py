@@ -94,7 +94,7 @@ def _check_input_ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
         block, _, field = path.partition(".")
         if getattr(getattr(layer, block), field) == 0:
             effect = "its output does not depend on its input, so nothing is learned from it"
-            yield Refusal("input-ignored", path, f"has {field} 0", effect, f"{field}: 1, or another value")
+            yield Refusal("input-ignored", path, f"has {field} 0", effect, f"write for example {field}: 1")
 
 
 # At least 100 times the largest values in published nets.
@@ -124,7 +124,11 @@ def _check_large_values(layer: pb.LayerParameter) -> Iterator[Refusal]:
             name = path.rpartition(".")[2].partition("[")[0]
             effect = "the loss becomes NaN or saturates, but Caffe trains to the end"
             yield Refusal(
-                "value-large", path, f"has {name} {show_number(value)}", effect, f"{name}: for example 1"
+                "value-large",
+                path,
+                f"has {name} {show_number(value)}",
+                effect,
+                f"write e.g. {name}: 1",
             )
 
 
@@ -136,5 +140,5 @@ def _check_loss_weight_missing(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "type",
             "has no loss_weight, and the default of its type is 0",
             "Caffe prints loss = 0, and nothing is learned from this loss",
-            "loss_weight: 1",
+            "write loss_weight: 1",
         )
