@@ -78,6 +78,9 @@ class Ranks:
     def abort(self, code: int) -> None:
         """Abort the other ranks too, since they may be waiting for this one."""
 
+    def leave(self) -> None:
+        """Wait until every rank has printed all it has to say: the first to end may end the others."""
+
 
 class JoinedRanks(Ranks, ABC):
     """Several ranks, which gather texts in a way that a subclass implements, and tensors through torch."""
@@ -125,6 +128,15 @@ class JoinedRanks(Ranks, ABC):
                 raise lost_connection(self.rank, error) from None
 
         return wait
+
+    def leave(self) -> None:
+        """Wait until every rank has printed all it has to say: the first to end may end the others.
+
+        torchrun ends the others if one fails, and mpiexec.hydra if one ends by os._exit, which skips MPI's
+        exit handler. A rank that has been lost is not waited for.
+        """
+        with suppress(RunFailed):
+            self.gather("")
 
 
 class MpiRanks(JoinedRanks):

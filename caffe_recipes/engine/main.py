@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def end() -> None:
         os._exit(code)
 
-    # Registered first, so called last, after MPI_Finalize: unloading torch would take Python a second.
+    # Registered first, so called last: unloading torch would take Python a second. MPI is not finalized.
     atexit.register(end)
     code = _run(sys.argv[1:])
     return code
@@ -244,7 +244,7 @@ def _train(flags: Flags) -> int:
     log = Log(enabled=place.rank == 0)
     requests = SignalRequests()
     requests.listen(flags.sigint_effect, flags.sighup_effect)
-    world = Ranks()
+    world, code = Ranks(), 0
     try:
         world = join_ranks(os.environ)
         # Again after MPI_Init, since UCX (under MPICH) installs a SIGHUP handler for debugging.
@@ -253,7 +253,7 @@ def _train(flags: Flags) -> int:
     except AgreedFailure as failure:
         if place.rank == 0:
             print_error(f"caffe-torch: {failure.text}")
-        return failure.code
+        code = failure.code
     except CaffeRecipesError as error:
         _report(error)
         world.abort(error.exit_code)
@@ -262,7 +262,8 @@ def _train(flags: Flags) -> int:
         code = _report(escaped_error("train", error))
         world.abort(code)
         return code
-    return 0
+    world.leave()
+    return code
 
 
 def _run_training(flags: Flags, world: Ranks, requests: SignalRequests, log: Log) -> None:
