@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
@@ -29,7 +29,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError, ReaderGone, esca
 from caffe_recipes.files.atomic_writes import check_output
 from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
 from caffe_recipes.standard_streams import open_standard_files, print_error, print_output, unwritable
-from caffe_recipes.wording import is_unicode
+from caffe_recipes.wording import is_unicode, join_names
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,28 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
     >>> parse_flags(["test", "-model", "net.prototxt", "--iterations=4"])[1].iterations
     4
     """
-    commands: list[str] = []
+    command, before = "", ""
     given: dict[str, str | int | bool] = {}
     words = iter(argv)
     for word in words:
         if not word.startswith("-"):
-            commands.append(word)
+            if command:
+                raise _unexpected(word, command, before, given)
+            command = word
             continue
         name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
         if name.removeprefix("no") in _GLOG_SWITCHES:
             continue
         name = name.replace("-", "_")
-        if _FLAG_TYPES.get(name) is bool and not equals:
+        if name not in _FLAG_TYPES:
+            known = ", ".join(map(_shown, _FLAG_TYPES))
+            raise InputError("", f"unknown flag {word}", f"choose from {known}")
+        before = _shown(name)
+        if _FLAG_TYPES[name] is bool:
+            if equals:
+                raise InputError("", f"{word}: {before} takes no value", f"write {before}, or leave it out")
             given[name] = True
             continue
-        if name not in _FLAG_TYPES or _FLAG_TYPES[name] is bool:
-            known = ", ".join(f"-{name}" for name in _FLAG_TYPES)
-            raise InputError("", f"unknown flag {word}", f"choose from {known}")
         if not equals:
             following = next(words, None)
             if following is None:
@@ -90,17 +95,35 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
         given[name] = _number(name, value) if _FLAG_TYPES[name] is int else value
     for name in _GLOG_FLAGS:
         given.pop(name, None)
-    if len(commands) != 1:
-        what = "no command" if not commands else f"{len(commands)} commands: {' '.join(commands)}"
-        raise InputError("", what, f"give one: {', '.join(COMMANDS)}")
-    return commands[0], Flags(**given)  # type: ignore[arg-type]
+    if not command:
+        raise InputError("", "no command", f"give one: {', '.join(COMMANDS)}")
+    return command, Flags(**given)  # type: ignore[arg-type]
+
+
+def _unexpected(word: str, command: str, before: str, given: Container[str]) -> InputError:
+    """Return the error for a word that is no value, after a command, the flag `before` and those `given`."""
+    if command not in COMMANDS:  # such as a misspelt one
+        return InputError("", f"2 commands: {command} {word}", f"give one: {', '.join(COMMANDS)}")
+    asked = "solver" if command == "train" else "model"
+    if before in _SWITCHES:
+        hint = f"{before} takes no value"
+    elif command in (*_ONLY["solver"], *_ONLY["model"]) and asked not in given:
+        hint = f"write -{asked} {word}"
+    else:
+        hint = "leave it out"
+    return InputError("", f"unexpected argument '{word}'", hint)
+
+
+def _shown(name: str) -> str:
+    """Return a flag as the help writes it."""
+    return f"-{name.replace('_', '-') if _FLAG_TYPES[name] is bool else name}"
 
 
 # glog's flags are accepted and ignored: the log goes to stderr. Its switches take no value.
 _GLOG_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr")
 _GLOG_FLAGS = {"minloglevel": int, "stderrthreshold": int, "v": int, "log_dir": str}
 _FLAG_TYPES = {field.name: type(field.default) for field in fields(Flags)} | _GLOG_FLAGS
-
+_SWITCHES = [_shown(name) for name, kind in _FLAG_TYPES.items() if kind is bool]
 
 _PATH_FLAGS = (
     "solver",
@@ -119,7 +142,9 @@ def _number(name: str, value: str) -> int:
     try:
         number = int(value)
     except ValueError:
-        raise InputError("", f"-{name} {value[:80]} is not an integer", "write e.g. 50") from None
+        example = getattr(Flags, name, 0)
+        hint = f"write e.g. -{name} {example}"
+        raise InputError("", f"-{name} {value[:80]} is not an integer", hint) from None
     if number not in _INT32:
         hint = f"give {_INT32[-1]} or less" if number > 0 else f"give {_INT32[0]} or more"
         raise InputError("", f"-{name} {value[:80]} does not fit in int32, as in Caffe", hint)
@@ -127,13 +152,22 @@ def _number(name: str, value: str) -> int:
 
 
 PRECISIONS = ("float32", "tf32", "bf16")
+# The commands that read a flag, of those that not every command reads.
 _ONLY = {
-    "source": "predict",
-    "out": "predict",
-    "trace": "time",
-    "precision": "train",
-    "checkpoint_activations": "train",
-    "sync_bn": "train",
+    "solver": ("train",),
+    "model": ("test", "predict", "time"),
+    "weights": ("train", "test", "predict", "time"),
+    "snapshot": ("train",),
+    "iterations": ("test", "time"),
+    "phase": ("time",),
+    "sigint_effect": ("train",),
+    "sighup_effect": ("train",),
+    "source": ("predict",),
+    "out": ("predict",),
+    "trace": ("time",),
+    "precision": ("train",),
+    "checkpoint_activations": ("train",),
+    "sync_bn": ("train",),
 }
 
 REQUIRED_MODULES = ("torch", "numpy", "cv2", "mpi4py")  # imported only after the flags are checked
@@ -230,8 +264,8 @@ def _check_flags(command: str, flags: Flags) -> None:
         what = f"-precision '{flags.precision[:80]}' is unknown"
         raise InputError("", what, f"give {', '.join(PRECISIONS)}")
     for name, only in _ONLY.items():
-        if getattr(flags, name) != getattr(Flags, name) and command != only:
-            raise InputError("", f"-{name} works only with {only}", "leave it out")
+        if getattr(flags, name) != getattr(Flags, name) and command not in only:
+            raise InputError("", f"{_shown(name)} works only with {join_names(only)}", "leave it out")
     if flags.new_layers and not (command == "train" and flags.weights):
         raise InputError("", "-new_layers works only with train and -weights", "leave it out")
 

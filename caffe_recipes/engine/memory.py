@@ -83,7 +83,7 @@ def is_full(error: Exception, device: str) -> bool:
 def full_memory(where: str, need: MemoryNeed, device: str, *, keeps_blobs: bool) -> RunFailed:
     """Return the error for a pass that the memory of a device has no room for.
 
-    `keeps_blobs` says whether the pass keeps them all for its gradient; --checkpoint-activations does not.
+    `keeps_blobs` says whether the pass keeps them all for its gradient; -checkpoint-activations does not.
     """
     there_bytes = memory_of(device)
     whose = "this host" if device == "cpu" else "the GPU"
@@ -92,7 +92,7 @@ def full_memory(where: str, need: MemoryNeed, device: str, *, keeps_blobs: bool)
     what += f", and there are {_gib(there_bytes)}"
     fits = min(need.largest_batch(there_bytes), max(0, need.images - 1))
     hint = f"a batch_size of {fits} may fit, with a larger iter_size" if fits else "use one with more memory"
-    return RunFailed(where, what, f"{hint}; or use --checkpoint-activations" if keeps_blobs else hint)
+    return RunFailed(where, what, f"{hint}; or use -checkpoint-activations" if keeps_blobs else hint)
 
 
 def _gib(size_bytes: int) -> str:

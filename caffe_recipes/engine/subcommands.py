@@ -157,7 +157,7 @@ def prepare_solver(
     """Return the solver with its nets set up. Raises InputError before anything is written."""
     if options.precision == "tf32":
         if device == "cpu":
-            raise InputError("", "--precision tf32 works only on a GPU", "leave it out to train on the CPU")
+            raise InputError("", "-precision tf32 works only on a GPU", "leave it out to train on the CPU")
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     log.info("solver.cpp:107", "Initializing solver from parameters: \n" + _text(param))
     if param.snapshot or param.snapshot_after_train:
@@ -172,12 +172,9 @@ def prepare_solver(
     statistics = _choose_statistics(options, ranks, [(message, source), *tested])
     log.info("solver.cpp:153", f"Creating training net from net file: {source}")
     context = DataContext(ranks.rank, ranks.size, seed, rank_seed, log, device, statistics)
-    uses_bf16 = options.precision == "bf16"
-    context = replace(context, uses_bf16=uses_bf16, recomputes=options.recomputes)
+    context = replace(context, uses_bf16=options.precision == "bf16", recomputes=options.recomputes)
     net = RunnableNet(message, source, context, generator)
-    if not any(node.weighted for node in net.nodes):
-        what = f"{source}: no layer of the TRAIN net has a loss, so nothing is learned"
-        log.warning("caffe-torch", f"{what}; add one, such as SoftmaxWithLoss, or a loss_weight")
+    _warn(net, param.debug_info or message.debug_info, log)
     groups = flatten_params(net, param)
     tests = []
     for index, (message, source) in enumerate(tested):
@@ -191,6 +188,15 @@ def prepare_solver(
     return solver
 
 
+def _warn(net: RunnableNet, has_debug_info: bool, log: Log) -> None:
+    """Log what is probably not as its author expects: a TRAIN net without a loss, and debug_info."""
+    if not any(node.weighted for node in net.nodes):
+        what = f"{net.path}: no layer of the TRAIN net has a loss, so nothing is learned"
+        log.warning("caffe-torch", f"{what}; add one, such as SoftmaxWithLoss, or a loss_weight")
+    if has_debug_info:
+        log.warning("caffe-torch", "debug_info is ignored: it prints nothing here")
+
+
 def _check_outputs(nets: Sequence[RunnableNet], snapshot_prefix: str = "") -> None:
     """Raise InputError if an HDF5Output of these nets would write over what they read or write."""
     nodes = [node for net in nets for node in net.nodes if node.param.type == "HDF5Data"]  # no other is HDF5
@@ -202,7 +208,7 @@ def _check_outputs(nets: Sequence[RunnableNet], snapshot_prefix: str = "") -> No
 def _choose_statistics(
     options: TrainingOptions, ranks: Ranks, nets: Sequence[tuple[pb.NetParameter, str]]
 ) -> BatchStatistics:
-    """Return whose images the statistics of a BatchNorm are of: with --sync-bn, those of all ranks.
+    """Return whose images the statistics of a BatchNorm are of: with -sync-bn, those of all ranks.
 
     Raises InputError if the batches of the ranks, which count equally, would have different sizes.
     """
@@ -211,7 +217,7 @@ def _choose_statistics(
     for net, path in nets:
         for layer in select_layers(net, net.state.phase, net.state.level, net.state.stage):
             if type_of(layer).is_sized_by_values:
-                what = "selects another number of images on each rank, but --sync-bn needs the same"
+                what = "selects another number of images on each rank, but -sync-bn needs the same"
                 error = layer_error(layer, what, "leave one of the two out")
                 raise error.reworded(where=f"{path}: {error.where}")
     return BatchStatistics(ranks.size, lambda tensor: ranks.sum(tensor)())
@@ -280,7 +286,7 @@ def check_agreement(solver: Solver, ranks: Ranks, options: TrainingOptions) -> N
         "test nets": str([[output.name for output in net.outputs] for net in solver.test_nets]),
         "batch size": str([solver.net.shape(index) for node in sources for index in node.tops]),
         "iteration to start from": str(solver.iteration),
-        "precision or --sync-bn": f"{options.precision} {options.synchronises}",
+        "-precision or -sync-bn": f"{options.precision} {options.synchronises}",
     }
     first, *others = map(json.loads, ranks.gather(json.dumps(own)))
     for rank, other in enumerate(others, 1):
@@ -295,11 +301,21 @@ def check_agreement(solver: Solver, ranks: Ranks, options: TrainingOptions) -> N
 def run(solver: Solver, ranks: Ranks, log: Log, device: str) -> None:
     """Train to max_iter on a device. All ranks start from rank 0's blobs."""
     ranks.connect(device)
+    _log_batch(solver, ranks, log)
     for param in solver.net.params:
         ranks.broadcast(param.tensor.detach())
     log.info("caffe.cpp:342", "Starting Optimization")
     solver.solve()
     log.info("caffe.cpp:345", "Optimization Done.")
+
+
+def _log_batch(solver: Solver, ranks: Ranks, log: Log) -> None:
+    """Log the number of ranks, and of the images of an iteration on all of them; Caffe does not."""
+    inputs = [solver.net.shape(node.tops[0]) for node in solver.net.nodes if node.source is not None]
+    own = inputs[0][0] * solver.param.iter_size if inputs and inputs[0] else 0
+    total = sum(map(int, ranks.gather(str(own))))
+    batch = f", global batch size {total}" if total else ""
+    log.info("caffe-torch:0", f"Training with {describe_count(ranks.size, 'rank')}{batch}")
 
 
 def load_test_net(
@@ -316,6 +332,9 @@ def load_test_net(
     With a `source`, its Data layers read that LMDB, or their own for "", in order.
     """
     param = load_net(model)
+    if source:
+        with open_datums(source):  # an error names this LMDB, not the net
+            pass
     for layer in param.layer:
         if layer.type == "Data" and source is not None:
             layer.data_param.shuffle = False

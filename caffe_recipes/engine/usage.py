@@ -28,9 +28,11 @@ _OPTIONS = (
   -source LMDB           read this LMDB instead of the net's
 """,
     ),
+    (("test", "time"), "  -iterations N          average over N batches [default: 50]\n"),
     (
         ("time",),
         """\
+  -phase TRAIN|TEST      time the net of this phase [default: TRAIN]
   -trace FILE.json       also write a trace of one pass, for Perfetto or
                          chrome://tracing, in place of any file there
 """,
@@ -49,9 +51,15 @@ _OPTIONS = (
                          the weights have them; the weights must have all others
 """,
     ),
-    (_NETS, "  -gpu N                 use this GPU; without -gpu, train uses solver_mode\n"),
+    (
+        ("train",),
+        """\
+  -gpu N                 train on this GPU [default: as the solver says]
+  -gpu 0,1 | -gpu all    each rank of a host trains on one of these GPUs
+""",
+    ),
+    (("test", "predict", "time"), "  -gpu N                 compute on this GPU [default: the CPU]\n"),
     (("device_query",), "  -gpu N, -gpu 0,1       name only these GPUs [default: all]\n"),
-    (("train",), "  -gpu 0,1 | -gpu all    each rank of a host trains on one of these GPUs\n"),
     (_NETS, "  -level N, -stage A,B   set the net's state for include and exclude rules\n"),
     (
         ("train",),
@@ -78,7 +86,7 @@ _EXAMPLES = (
         r"""  caffe-torch train -solver solver.prototxt
   mpiexec.hydra -n 2 caffe-torch train -solver solver.prototxt
   torchrun --standalone --nproc-per-node 2 --no-python \
-      caffe-torch train -solver solver.prototxt -gpu all
+      caffe-torch train -solver solver.prototxt
   caffe-torch train -solver solver.prototxt -snapshot a_iter_20.solverstate
 """,
     ),

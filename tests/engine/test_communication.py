@@ -131,6 +131,7 @@ def test_ranks_average_their_gradients_and_rank_0_logs_and_writes(
     assert weights(case / "run_iter_6.caffemodel") == pytest.approx(alone, abs=1e-6)
     assert losses_in(done.stderr) == pytest.approx(losses, abs=1e-5)
     assert (done.stderr.count("Iteration 2, loss = "), done.stderr.count(tests)) == (1, 3)
+    assert "] Training with 3 ranks, global batch size 6\n" in done.stderr
     assert done.stderr.count("Optimization Done.") == 2  # the solver's and the tool's
     change(case / "net.prototxt", ("batch_size: 2", "batch_size: 6"))
     assert resume_alone() == pytest.approx(resumed, abs=1e-6)

@@ -66,8 +66,18 @@ def test_flags_of_glog_are_taken() -> None:
         (("test", "-model", ""), "-model '' is not a path"),
         (("predict", "-source", ""), "-source '' is not a path"),
         (("predict", "-out", " "), "-out ' ' is not a path"),
+        (("test", "-level", "x"), "-level x is not an integer; write e.g. -level 0"),
+        (("train", "--sync_bn=maybe"), "--sync_bn=maybe: -sync-bn takes no value; write -sync-bn"),
         ((), "no command"),
-        (("train", "now"), "2 commands"),
+        (("trian", "now"), "2 commands: trian now; give one: train,"),
+        (("train", "s.prototxt"), "unexpected argument 's.prototxt'; write -solver s.prototxt"),
+        (("time", "-phase", "TEST", "n"), "unexpected argument 'n'; write -model n"),
+        (("train", "-solver", "s", "now"), "unexpected argument 'now'; leave it out"),
+        (("version", "now"), "unexpected argument 'now'; leave it out"),
+        (
+            ("train", "-checkpoint-activations", "3"),
+            "unexpected argument '3'; -checkpoint-activations takes no value",
+        ),
     ],
 )
 def test_unknown_flags_are_named(words: tuple[str, ...], part: str) -> None:
@@ -102,8 +112,10 @@ def test_unknown_flags_are_named(words: tuple[str, ...], part: str) -> None:
             ("train", "-solver", "solver.prototxt", "--precision=tf32"),
             "tf32 works only on a GPU; leave it out",
         ),
-        (("test", "-model", "a", "-weights", "b", "--sync-bn"), "-sync_bn works only with train"),
-        (("train", "-solver", "solver.prototxt", "--sync-bn=1"), "unknown flag --sync-bn=1"),
+        (("test", "-model", "a", "-weights", "b", "--sync-bn"), "-sync-bn works only with train"),
+        (("test", "-phase", "TRAIN"), "-phase works only with time; leave it out"),
+        (("predict", "-iterations", "3"), "-iterations works only with test and time; leave it out"),
+        (("train", "-solver", "s", "-model", "m"), "-model works only with test, predict and time"),
         (("test", "-model", "net.prototxt"), "no weights"),
         (("test", "-model", "net.prototxt", "-weights", "none"), "none: no such file"),
         (("test", "-model", "net.prototxt", "-weights", "x", "-iterations", "0"), "-iterations is 0"),
@@ -290,6 +302,17 @@ def test_a_net_without_a_loss_is_trained_with_a_warning(case: Path, run: Run, ch
     change(case / "net.prototxt", ('"SoftmaxWithLoss"', '"SoftmaxWithLoss" include { phase: TEST }'))
     code, log = run("train", "-solver", "solver.prototxt")
     assert (code, log.count(warning)) == (0, 1)
+
+
+def test_the_log_says_what_an_iteration_takes_and_that_debug_info_prints_nothing(
+    case: Path, run: Run, change: Change
+) -> None:
+    log = run("train", "-solver", "solver.prototxt")[1]
+    assert "] Training with 1 rank, global batch size 4\n" in log and "debug_info" not in log
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1 iter_size: 3 debug_info: true"))
+    log = run("train", "-solver", "solver.prototxt")[1]
+    assert "] Training with 1 rank, global batch size 12\n" in log
+    assert log.count("] debug_info is ignored") == 1
 
 
 def test_zero_iterations_write_the_initial_weights(case: Path, run: Run, change: Change) -> None:

@@ -186,7 +186,7 @@ class _Full(torch.autograd.Function):
             "net.prototxt: iteration 0: the memory of this host is full: a batch of 4 images",
         ),
         (True, 2**34, "there are 16 GiB; a batch_size of 3 may fit, with a larger iter_size"),
-        (True, 2**7, "there are 1.19e-07 GiB; use one with more memory; or use --checkpoint-activations"),
+        (True, 2**7, "there are 1.19e-07 GiB; use one with more memory; or use -checkpoint-activations"),
     ],
 )
 def test_a_full_memory_says_what_was_needed_and_what_fits(

@@ -47,7 +47,7 @@ def test_ranks_that_share_statistics_have_batches_of_one_size(tmp_path: Path) ->
     def prepare(ranks: Ranks, options: TrainingOptions) -> None:
         prepare_solver(solver, "s", StartPoint(), ranks, SignalRequests(), QUIET, "cpu", options)
 
-    with pytest.raises(InputError, match=r"s: layer 'f' \(Filter\): selects .* but --sync-bn needs the same"):
+    with pytest.raises(InputError, match=r"s: layer 'f' \(Filter\): selects .* but -sync-bn needs the same"):
         prepare(TwoRanks(), TrainingOptions(synchronises=True))
     prepare(TwoRanks(), TrainingOptions())
     prepare(Ranks(), TrainingOptions(synchronises=True))
@@ -69,7 +69,7 @@ type: "SGD" base_lr: 0.1 lr_policy: "fixed" max_iter: {iterations} snapshot_afte
         ({"outputs": 4}, {}, "net"),
         ({"batch": 3}, {"synchronises": True}, "batch size"),
         ({"batch": 3}, {}, ""),
-        ({}, {"precision": "bf16"}, "precision or --sync-bn"),
+        ({}, {"precision": "bf16"}, "-precision or -sync-bn"),
         ({}, {}, ""),
     ],
 )

@@ -160,7 +160,7 @@ def test_another_lmdb_may_be_named(trained: Path, run: Run, raw: Callable[..., N
         (("predict", "-model", "net.prototxt", "-weights", "x"), "no output"),
         ((*PREDICT[:-1], "none/out.npz"), "the folder none does not exist"),
         ((*PREDICT[:-1], "lmdb"), "is a folder"),
-        ((*PREDICT, "-source", "none"), "none: no such LMDB"),
+        ((*PREDICT, "-source", "none"), "caffe-torch: none: no such LMDB"),
         (("test", *PREDICT[1:]), "-out works only with predict"),
     ],
 )

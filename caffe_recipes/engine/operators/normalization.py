@@ -43,7 +43,7 @@ def _batch_norm(
     part = images or shape[0]
     parts = shape[0] // part
     if parts > 1 and batches.sum is not None:
-        what = f"has stats_batch_size {part}, but --sync-bn takes the statistics of all ranks"
+        what = f"has stats_batch_size {part}, but -sync-bn takes the statistics of all ranks"
         raise layer_error(layer, what, "leave one of the two out")
     count = part * math.prod(shape[2:]) * batches.ranks
     kept = [fraction**later for later in reversed(range(parts))]  # of the statistics of each part
