@@ -117,6 +117,7 @@ class RunnableNet:
         self._blob_index: dict[str, int] = {}
         self._shapes: list[TensorShape] = []
         self._values: list[Tensor] = []
+        self._batch: list[list[Tensor]] = []  # the tops of the data layers in the last pass
         self.calls: list[Call] = []  # of a forward pass, in order
         self._segments: list[Segment] = []  # the calls, if some are computed again for the backward pass
         self.is_synchronised = context.statistics.sum is not None  # the ranks wait for each other in a pass
@@ -333,10 +334,10 @@ class RunnableNet:
 
         Raises DataError, with the record, if a label is not one of the classes.
         """
-        read, losses = self._read(), list[Tensor]()
+        self._batch, losses = self._read(), list[Tensor]()
+        read = [*self._batch]
         keeps_all = self.keeps_blobs or not torch.is_grad_enabled()
-        kind = torch.device(self._context.device).type
-        with torch.autocast(kind, torch.bfloat16, enabled=self._context.uses_bf16):
+        with self._in_bf16():
             for segment in self._segments or [Segment(self.calls)]:
                 if segment.is_recomputed and not keeps_all:
                     self._run_recomputed(segment)
@@ -344,6 +345,24 @@ class RunnableNet:
                     for call in segment.calls:
                         losses += self._run_call(call, self._values, read)
         return sum(losses[1:], losses[0]) if losses else torch.zeros(())
+
+    def _in_bf16(self) -> torch.autocast:
+        kind = torch.device(self._context.device).type
+        return torch.autocast(kind, torch.bfloat16, enabled=self._context.uses_bf16)
+
+    @torch.no_grad()
+    def find_not_finite(self) -> LayerNode | None:
+        """Return the first layer whose output is not finite, found by another pass with the last batch."""
+        read = [*self._batch]
+        try:
+            with self._in_bf16():
+                for call in self.calls:
+                    self._run_call(call, self._values, read)
+                    if not all(self._values[index].isfinite().all() for index in call.tops):
+                        return call.node
+        except Exception:  # such as full memory; the caller reports the failure of the first pass
+            return None
+        return None
 
     def _run_recomputed(self, segment: Segment) -> None:
         """Run a segment whose blobs are computed again for the backward pass."""

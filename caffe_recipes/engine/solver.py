@@ -360,16 +360,31 @@ class Solver:
             raise Diverged(f"iteration {self.iteration}", f"the loss is {loss:.6g}", hint)
 
     def _explain(self, error: Diverged) -> Diverged:
-        """Return the error with its cause, if BatchNorms have no statistics to normalize with."""
+        """Return the error with its cause: BatchNorms without statistics, or the first layer that fails."""
         empty = _norms_without_statistics(self.net)
         if not empty:
-            return error
+            return self._name_layer(error)
         names = describe_names([layer.name for layer in empty])
         eps = min(layer.batch_norm_param.eps for layer in empty)
         factor = eps**-0.5 if eps else math.inf
         what = f"{error.what}: {names} {plural(len(empty), 'uses', 'use')} statistics that are empty"
         what += f" (use_global_stats), and so {plural(len(empty), 'multiplies', 'multiply')} by {factor:.4g}"
         return error.reworded(what=what, hint="give -weights that hold them, or remove use_global_stats")
+
+    def _name_layer(self, error: Diverged) -> Diverged:
+        """Return the error with the first layer whose output is not finite, and what may be the cause."""
+        # With shared statistics, the other ranks would not take part in another pass.
+        node = None if self.net.is_synchronised else self.net.find_not_finite()
+        what = hint = ""
+        if node is not None:
+            layer = f"layer '{node.param.name}' ({node.param.type})"
+            what = f"{error.what}: {layer} is the first whose output is not finite"
+        if node is not None and node.source is not None:
+            hint = "check what it reads, and its settings; Caffe would continue and return 0"
+        elif self.iteration == self._start:
+            hint = "check the data, the layers and the starting weights, since no update has been made yet"
+            hint += "; Caffe would continue and return 0"
+        return error.reworded(what=what, hint=hint)
 
     def _display(self, smoothed: float) -> None:
         self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {format_number(smoothed)}")

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -391,3 +392,56 @@ def test_a_gpu_tests_and_predicts_as_the_cpu(case: Path, run: Run) -> None:
         scores.append(np.load("scores.npz")["scores"])
     assert logs[0] == pytest.approx(logs[1], abs=1e-5)
     assert np.abs(scores[0] - scores[1]).max() < 1e-5
+
+
+LOG = 'layer { name: "log" type: "Log" bottom: "ip" top: "log" } '
+FIRST = "is the first whose output is not finite"
+NO_UPDATE = "check the data, the layers and the starting weights, since no update has been made yet"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            (
+                "net",
+                ('layer { name: "loss"', LOG + 'layer { name: "loss"'),
+                ('Loss" bottom: "ip"', 'Loss" bottom: "log"'),
+            ),
+            f"iteration 0: the loss is nan: layer 'log' (Log) {FIRST}; {NO_UPDATE}",
+        ),
+        (
+            ("net", ("scale: 0.01", "scale: 1e38")),
+            f"iteration 0: the loss is nan: layer 'data' (Data) {FIRST}; "
+            "check what it reads, and its settings",
+        ),
+        (
+            ("solver", ("base_lr: 0.1", "base_lr: 1e38")),
+            f"iteration 1: the loss is nan: layer 'ip' (InnerProduct) {FIRST}; "
+            "lower the learning rate, or check the data",
+        ),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_explained_by_the_first_layer_that_is_not(
+    case: Path, run: Run, change: Change, changes: tuple[Any, ...], message: str
+) -> None:
+    name, *pairs = changes
+    change(case / f"{name}.prototxt", *pairs)
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert (code, log.splitlines()[-1]) == (3, f"caffe-torch: {message}; Caffe would continue and return 0")
+
+
+def test_the_layer_is_looked_for_in_the_batch_that_failed(case: Path, run: Run, change: Change) -> None:
+    rows = np.zeros((6, 16), np.float32)
+    rows[3, 5] = np.nan
+    with h5py.File(case / "rows.h5", "w") as file:
+        file["data"], file["label"] = rows, np.zeros(6, np.float32)
+    (case / "list.txt").write_text("rows.h5")
+    data = 'layer { name: "rows" type: "HDF5Data" top: "data" top: "label" '
+    data += 'hdf5_data_param { source: "list.txt" batch_size: 2 } }'
+    text = (case / "net.prototxt").read_text()
+    (case / "net.prototxt").write_text(data + text[text.index('layer { name: "ip"') :])
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 3
+    assert "iteration 1: the loss is nan: layer 'rows' (HDF5Data) is the first" in log
+    assert "learning rate" not in log.splitlines()[-1]
