@@ -258,7 +258,9 @@ def make_digits_model(folder: Path) -> None:
             layer.blobs.add(shape=pb.BlobShape(dim=sizes), data=values)
     (folder / "weights.caffemodel").write_bytes(weights.SerializeToString())
     transform = {"scale": 0.0078125, "crop_size": 28, "mean_value": [104.0, 117.0, 123.0]}
-    (folder / "model.json").write_text(ModelDescription("digits", None, (3, 28, 28), transform).render())
+    (folder / "model.json").write_text(
+        ModelDescription(name="digits", classes=None, shape=(3, 28, 28), transform=transform).render()
+    )
 
 
 @needs_local

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from google.protobuf import json_format
+from pydantic import Field
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.config import Count, Frozen, Value, YamlSource, validate
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.file_format import FORMAT, take_format
 from caffe_recipes.files.bounded_reads import read_within, reading
 from caffe_recipes.run_names import RUNS, run_folders
-from caffe_recipes.wording import is_unicode
+from caffe_recipes.wording import did_you_mean, is_unicode, shorten
 
 DESCRIPTION, DEPLOY, WEIGHTS, MEAN, README = (
     "model.json",
@@ -31,26 +32,26 @@ DESCRIPTION, DEPLOY, WEIGHTS, MEAN, README = (
 _HINT = "give the folder of a model, as a run writes it"
 
 
-@dataclass(frozen=True)
-class ModelDescription:
+class ModelDescription(Value):
     """What `model.json` says: the net's name, its classes if known, its transform and its results.
 
     `shape` is the (channels, height, width) of the input, and `accuracy` has the outputs of the evaluation.
+    The classes may be fewer than the net's, if the data had only some. A digest that is "" is not checked.
     """
 
     name: str
-    classes: tuple[str, ...] | None
-    shape: tuple[int, ...]
-    transform: Mapping[str, Any]
-    accuracy: Mapping[str, float] = field(default_factory=dict)
+    classes: Annotated[tuple[str, ...], Field(min_length=1)] | None
+    shape: tuple[Count, ...]
+    transform: Frozen[str, Any]
+    accuracy: Frozen[str, Annotated[float, Field(allow_inf_nan=True)]] = {}  # noqa: RUF012 - validated as frozen
     recipe: str = ""
     recipe_sha256: str = ""
     weights_sha256: str = ""
-    channel_order: str = "BGR"
+    channel_order: Literal["BGR"] = "BGR"
 
     def render(self) -> str:
         """Return the text of `model.json`."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+        return json.dumps({"format": FORMAT, **self.model_dump()}, indent=1) + "\n"
 
     def transform_of(self, folder: Path) -> pb.TransformationParameter:
         """Return the transform, whose mean image is in `folder`. Raises DataError for an impossible path."""
@@ -86,16 +87,33 @@ def load_model(folder: Path) -> ModelDescription:
             take_format(
                 values, path, "copy it again from its run, or train it again with this version", DataError
             )
-            values["shape"] = tuple(map(int, values["shape"]))
-            if values["classes"] is not None:
-                values["classes"] = tuple(map(str, values["classes"]))
-            model = ModelDescription(**values)
-            model.transform_of(folder)
         except FileNotFoundError:
             raise DataError(folder, "is not a model: it has no model.json", _HINT) from None
-        except (ValueError, TypeError, KeyError, AttributeError, json_format.ParseError, RecursionError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             raise DataError(path, "is not the description of a model", _HINT) from None
+    raw = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+    def fail(place: str | Path, what: str, hint: str) -> DataError:  # JSON is read without its lines
+        return DataError(path, what, hint or "copy the file again from its run")
+
+    model = validate(YamlSource(path, "model", raw, {}, fail), ModelDescription)
+    _check_transform(model.transform, path)
+    model.transform_of(folder)
     return model
+
+
+def _check_transform(values: Mapping[str, Any], path: Path) -> None:
+    """Raise DataError for the first value that a TransformationParameter does not have."""
+    known = pb.TransformationParameter.DESCRIPTOR.fields_by_name
+    for key, value in values.items():
+        try:
+            json_format.ParseDict({key: value}, pb.TransformationParameter())
+        except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError):
+            is_known = key in known
+            what = "is not a value of this field of Caffe's" if is_known else "is not a field of Caffe's"
+            hint = "copy the file again from its run"
+            what = f"transform.{shorten(key)}: {what} TransformationParameter"
+            raise DataError(path, what, hint if is_known else did_you_mean(key, known, hint)) from None
 
 
 def find_model(given: str, root: Path) -> Path:

@@ -10,7 +10,7 @@ import io
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 
@@ -78,7 +78,8 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
             raise InputError("--mean, --scale and --names", what, hint)
         folder = find_model(loose.transform_of, root)
         found = load_model(folder)
-        described = replace(found, accuracy={}, weights_sha256="")  # of the run's own weights
+        others = {"shape": (), "accuracy": {}, "weights_sha256": ""}  # those of the run's own net and weights
+        described = found.model_copy(update=others)
         return Model(loose.net, loose.weights, described, found.transform_of(folder))
     if not 1e-30 < abs(loose.scale) < 1e30:  # Caffe computes in float32
         raise InputError("--scale", f"{loose.scale:g} is not a scale of pixels", "give e.g. 0.0078125")
@@ -88,7 +89,7 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
             raise InputError("--mean", f"{mean:g} is not a mean of pixels", "give e.g. 104,117,123")
     transform = pb.TransformationParameter(scale=loose.scale, mean_value=means)
     names = None if loose.names is None else _load_names(loose.names)
-    described = ModelDescription("", names, (), describe_transform(transform))
+    described = ModelDescription(name="", classes=names, shape=(), transform=describe_transform(transform))
     return Model(loose.net, loose.weights, described, transform, is_resized=True)
 
 

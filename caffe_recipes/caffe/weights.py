@@ -6,6 +6,7 @@ The functions for weights raise WeightsError instead.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -63,13 +64,19 @@ _WIDE = frozenset(
 CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 
-def load_weights(path: str | Path) -> pb.NetParameter:
+def load_weights(path: str | Path, sha256: str = "") -> pb.NetParameter:
     """Read a caffemodel, binary or in HDF5, converting V1 layers to `layer` with its blobs.
 
     Raises WeightsError, which names the path, if the file is missing, empty, truncated or of another kind, if
-    it contains no blobs, or if the number of values of a blob does not match its shape.
+    it contains no blobs, if the number of values of a blob does not match its shape, or if the file does not
+    have the digest that model.json gives.
     """
     data = _read(path, "caffemodel")
+    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+        what = "does not have the weights_sha256 of the model.json beside it: these are other weights"
+        raise WeightsError(
+            path, what, "copy both again from their run, or give the files with --net and --weights"
+        )
     net = _parse_hdf5(data, parse_weights, path) or _parse(data, pb.NetParameter, path)
     if net is None or not (net.layer or net.layers):
         raise WeightsError(path, *_diagnose(data, "caffemodel", path))

@@ -12,7 +12,7 @@ from onnx import ModelProto
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.models import Model
 from caffe_recipes.caffe.weights import blob_values, load_mean, serialize
-from caffe_recipes.engine.module import CaffeModule, load_module
+from caffe_recipes.engine.module import CaffeModule, open_module
 from caffe_recipes.engine.onnx_graph import build_onnx, free_shapes
 from caffe_recipes.engine.operators.operator import TensorShape
 from caffe_recipes.engine.predictor import ImageValues, Predictor
@@ -32,7 +32,7 @@ def export_onnx(model: Model, images: Sequence[Path], out: Path) -> str:
     differs by more than TOLERANCE of the largest one.
     """
     check_output(out, [model.net, model.weights, *images], "--out")
-    module = load_module(model.net, model.weights)
+    module = open_module(model)
     made = build_onnx(module, describe_export(model, module))
     if made.ByteSize() > _LARGEST_BYTES:
         raise InputError(model.net, "is too large for one ONNX file (2 GiB)", "export it as safetensors")

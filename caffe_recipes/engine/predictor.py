@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.models import Model
-from caffe_recipes.engine.module import load_module
+from caffe_recipes.engine.module import open_module
 from caffe_recipes.engine.operators.operator import format_shape
 from caffe_recipes.engine.transform import Transform, decode_datum, match_caffe_opencv, resize_to
 from caffe_recipes.errors import DataError, InputError
@@ -41,7 +41,7 @@ class Predictor:
         self._transform_param.ClearField("mirror")  # Caffe mirrors at random in TEST, too
         self._transform = Transform(self._transform_param, pb.TEST)
         self._is_resized = model.is_resized
-        self.module = load_module(model.net, model.weights)
+        self.module = open_module(model)
         shapes = self.module.input_shapes
         if len(shapes) != 1 or len(shapes[0]) != 4:
             listed = ", ".join(

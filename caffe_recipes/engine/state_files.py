@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from caffe_recipes.caffe.models import Model
-from caffe_recipes.engine.module import CaffeModule, load_module
+from caffe_recipes.engine.module import CaffeModule, open_module
 from caffe_recipes.files.atomic_writes import check_output, output_error, write_whole
 
 _ALIGNMENT = 8
@@ -26,7 +25,7 @@ _ALIGNMENT = 8
 def export_state(model: Model, out: Path) -> str:
     """Write a safetensors file, and return a line on what it holds. Raises InputError."""
     check_output(out, [model.net, model.weights], "--out")
-    module = load_module(model.net, model.weights)
+    module = open_module(model)
     state = module.state_dict()
     write_export(out, render_safetensors(state, describe_export(model, module)))
     return f"{len(state)} tensors, {sum(values.numel() for values in state.values()):,} values"
@@ -42,7 +41,7 @@ def write_export(out: Path, data: bytes) -> None:
 
 def describe_export(model: Model, module: CaffeModule) -> Mapping[str, str]:
     """Return what a file says of its model: its classes, how inputs are made; JSON except for texts."""
-    known = asdict(model.description)
+    known = model.description.model_dump()
     known["name"] = known["name"] or module.net.name
     known["shape"] = module.input_shapes[0][1:]
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,13 @@ TRANSFORM = pb.TransformationParameter(
 
 
 def test_a_description_is_read_back_with_its_transform(tmp_path: Path) -> None:
-    model = ModelDescription("n", ("cat", "dog"), (3, 4, 4), describe_transform(TRANSFORM), {"top-1": 0.5})
+    model = ModelDescription(
+        name="n",
+        classes=("cat", "dog"),
+        shape=(3, 4, 4),
+        transform=describe_transform(TRANSFORM),
+        accuracy={"top-1": 0.5},
+    )
     (tmp_path / "model.json").write_text(model.render())
     found = load_model(tmp_path)
     assert found == model
@@ -25,7 +32,7 @@ def test_a_description_is_read_back_with_its_transform(tmp_path: Path) -> None:
 
 def test_a_mean_image_lies_beside_the_description(tmp_path: Path) -> None:
     values = describe_transform(pb.TransformationParameter(mean_file="/far/away/mean.binaryproto"))
-    model = ModelDescription("n", None, (3, 4, 4), values)
+    model = ModelDescription(name="n", classes=None, shape=(3, 4, 4), transform=values)
     assert model.transform_of(tmp_path).mean_file == str(tmp_path / "mean.binaryproto")
     with pytest.raises(DataError, match="has a path that is not UTF-8, as a mean file needs; rename it"):
         model.transform_of(tmp_path / "\udcff")
@@ -37,6 +44,36 @@ def test_a_mean_image_lies_beside_the_description(tmp_path: Path) -> None:
 def test_other_files_are_not_descriptions(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.json").write_text(text)
     with pytest.raises(DataError, match=r"model\.json: "):
+        load_model(tmp_path)
+
+
+VALID = ModelDescription(name="n", classes=None, shape=(3, 4, 4), transform={"scale": 0.5}).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"shape": "x"}, "shape: must be a list of values, not 'x'"),
+        ({"shape": [3, 0, 4]}, r"shape\[1\]: must be 1 or more, not 0"),
+        ({"classes": "abc"}, "classes: must be a list of values, not 'abc'"),
+        ({"classes": [1, 2]}, r"classes\[0\]: must be text, not 1"),
+        ({"classes": []}, "classes: must have 1 or more items"),
+        ({"channel_order": "RGB"}, "channel_order: must be 'BGR', not 'RGB'"),
+        ({"accuracy": {"top-1": "x"}}, "accuracy.top-1: must be a number"),
+        ({"clases": None}, "clases: unknown key; did you mean 'classes'?"),
+        ({"transform": []}, "transform: must be a mapping"),
+        ({"transform": {"crop_size": -5}}, "transform.crop_size: is not a value of this field"),
+        (
+            {"transform": {"crop_sise": 5}},
+            "transform.crop_sise: is not a field of .*; did you mean 'crop_size'?",
+        ),
+    ],
+)
+def test_a_description_with_a_wrong_value_names_its_key(
+    tmp_path: Path, changes: dict[str, object], text: str
+) -> None:
+    (tmp_path / "model.json").write_text(json.dumps({"format": 1, **VALID, **changes}))
+    with pytest.raises(DataError, match=rf"model\.json: {text}"):
         load_model(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -17,7 +18,13 @@ from tests.engine.test_predictor import TRANSFORM, write_model
 def make_model(folder: Path) -> None:
     _, weights = write_model(folder)
     weights.rename(folder / "weights.caffemodel")
-    model = ModelDescription("n", ("ant", "bee", "cat", "dog"), (3, 4, 4), describe_transform(TRANSFORM))
+    model = ModelDescription(
+        name="n",
+        classes=("ant", "bee", "cat", "dog"),
+        shape=(3, 4, 4),
+        transform=describe_transform(TRANSFORM),
+        weights_sha256=hashlib.sha256((folder / "weights.caffemodel").read_bytes()).hexdigest(),
+    )
     (folder / "model.json").write_text(model.render())
 
 
@@ -68,6 +75,27 @@ def test_of_a_truncated_image_only_our_line_is_printed(
         done = call_main("classify", ".", f"x{suffix}", cwd=tmp_path)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", [("classify", ".", "i.png"), ("export", ".", "-o", "n.safetensors")])
+def test_a_model_whose_files_were_exchanged_is_refused(tmp_path: Path, command: tuple[str, ...]) -> None:
+    make_model(tmp_path)
+    cv2.imwrite(str(tmp_path / "i.png"), np.zeros((4, 4, 3), np.uint8))
+    described, weights = tmp_path / "model.json", tmp_path / "weights.caffemodel"
+    text, data = described.read_text(), weights.read_bytes()
+    weights.write_bytes(data[:-4] + bytes(4))  # the last weight
+    done = call_main(*command, cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith(
+        "Error: weights.caffemodel: does not have the weights_sha256 of the model.json beside it"
+    )
+    weights.write_bytes(data)
+    described.write_text(text.replace("  3,", "  1,"))
+    done = call_main(*command, cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith(
+        "Error: model.json: shape: is 1 x 4 x 4, and the net beside it takes 3 x 4 x 4"
+    )
 
 
 def test_loose_files_are_resized_and_named(tmp_path: Path) -> None:

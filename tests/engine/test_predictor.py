@@ -29,7 +29,7 @@ def predictor_of(
     classes: tuple[str, ...] | None = None,
     is_resized: bool = False,
 ) -> Predictor:
-    described = ModelDescription("n", classes, (), {})
+    described = ModelDescription(name="n", classes=classes, shape=(), transform={})
     return Predictor(Model(*files, described, transform, is_resized))
 
 

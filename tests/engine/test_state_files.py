@@ -20,7 +20,9 @@ from tests.extras import needs
 
 def model_in(folder: Path, text: str = NET, seed: int = 0) -> Model:
     transform = pb.TransformationParameter(scale=0.5, mean_value=[1, 2, 3])
-    described = ModelDescription("", ("ant", "bee"), (), {"scale": 0.5, "mean_value": [1.0, 2.0, 3.0]})
+    described = ModelDescription(
+        name="", classes=("ant", "bee"), shape=(), transform={"scale": 0.5, "mean_value": [1.0, 2.0, 3.0]}
+    )
     return Model(*write_net(folder, text, seed), described, transform)
 
 
