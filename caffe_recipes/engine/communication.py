@@ -110,7 +110,12 @@ class JoinedRanks(Ranks, ABC):
         """Copy rank 0's values to every rank, in place."""
         from torch.distributed import broadcast
 
-        broadcast(tensor, 0)
+        from caffe_recipes.engine.rendezvous import lost_connection
+
+        try:
+            broadcast(tensor, 0)
+        except RuntimeError as error:
+            raise lost_connection(self.rank, error) from None
 
     def sum(self, tensor: Tensor) -> Callable[[], object]:
         """Start an in-place sum of `tensor` over the ranks, and return a function that waits for it."""

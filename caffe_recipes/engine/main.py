@@ -274,7 +274,8 @@ def _train(flags: Flags) -> int:
     """Train. If one rank of an mpiexec fails, all do, and only one of them prints the reason."""
     place = find_place(os.environ)
     if place.size > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # both are read when torch is imported
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are stack traces
     log = Log(enabled=place.rank == 0)
     requests = SignalRequests()
     requests.listen(flags.sigint_effect, flags.sighup_effect)

@@ -1,7 +1,8 @@
 """Connect the ranks of a run through torch.distributed's gloo or NCCL, on one network interface.
 
 torch's own stores listen on a port that any user of the node or network can connect to. Under mpiexec, ranks
-exchange their addresses as MPI messages instead, so no additional port is open. torchrun has opened its own.
+exchange their addresses as MPI messages instead, so no additional port is open. Without MPI, they meet in
+torchrun's store, or in one that rank 0 opens.
 A store would not notice that a rank has died, so it holds only addresses: all else goes through connections.
 NCCL's ranks find each other by a random number and an address, which rank 0 puts into the same store.
 """
@@ -32,6 +33,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
     is_nccl_available,
     rendezvous,
 )
+from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from caffe_recipes.errors import RunFailed
 
@@ -40,8 +42,10 @@ Gather = Callable[[str], list[str]]
 # A rank that receives nothing for this long fails, since mpiexec never notices a dead connection.
 _TIMEOUT = timedelta(minutes=30)
 _STORE_TIMEOUT = timedelta(minutes=5)  # of ranks that meet in a store
+_NAME_INTERFACE = "name the interface that leads to them in GLOO_SOCKET_IFNAME"
 _OWN_PORT = "give each job a MASTER_PORT of its own"
 _GREETING_S = 5.0
+_CONNECT_S = 5.0  # for one attempt: a name may also have an address that does not answer
 _CONNECT_POLL_S = 0.2
 _POLL_S = 0.001
 _SIOCGIFADDR = 0x8915  # the Linux ioctl for an interface's address
@@ -93,7 +97,8 @@ class MpiStore(Store):
 def find_store(rank: int, size: int, timeout: timedelta = _STORE_TIMEOUT) -> Store:
     """Return the store at MASTER_ADDR, which torchrun or rank 0 opens.
 
-    Raises RunFailed after `timeout`, and at once if the store or its port is another job's.
+    Raises RunFailed after `timeout`, and at once if rank 0's port is in use, or if the store belongs to
+    another number of ranks or already has this rank.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
@@ -103,13 +108,15 @@ def find_store(rank: int, size: int, timeout: timedelta = _STORE_TIMEOUT) -> Sto
             socket.getaddrinfo(address, port)  # torch would look for a wrong name again and again
             _check_unused(port)
         store = _join_store(rank, size, timeout)
-    except (OSError, RuntimeError) as error:
+        store.set_timeout(timeout)
+        if rank == 0:
+            store.set("size", str(size))
+        is_ours = store.get("size") == str(size).encode() and store.add(f"rank-{rank}", 1) == 1
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name that no host can have
         what = f"cannot reach the store at {address}, port {port}: {str(error).partition(chr(10))[0]}"
         raise RunFailed(f"rank {rank}", what, "check MASTER_ADDR and MASTER_PORT") from None
-    store.set_timeout(timeout)
-    ranks = int(store.compare_set("size", "", str(size)))
-    if ranks != size or store.add(f"rank-{rank}", 1) > 1:
-        what = f"the store at {address}, port {port}, is that of other ranks"
+    if not is_ours:
+        what = f"the store at {address}, port {port}, belongs to another job"
         raise RunFailed(f"rank {rank}", what, _OWN_PORT)
     return store
 
@@ -156,7 +163,7 @@ def _await_listener(address: str, port: int, timeout_s: float) -> None:
     until = time.monotonic() + timeout_s
     while True:
         try:
-            socket.create_connection((address, port), timeout=timeout_s).close()
+            socket.create_connection((address, port), timeout=_CONNECT_S).close()
             return
         except OSError as error:
             is_wrong = isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
@@ -178,15 +185,17 @@ def connect_texts(store: Store, rank: int, size: int) -> Gather:
         return [store.get(f"text-{number}-{other}").decode() for other in range(size)]
 
     try:
-        _find_interface(socket.gethostname(), rank, gather_in_store)
-        group = ProcessGroupGloo(PrefixStore("texts", store), rank, size, _TIMEOUT)
+        _find_interface(rank, gather_in_store, os.environ["MASTER_ADDR"])
+        group = ProcessGroupGloo(PrefixStore("texts", store), rank, size, _STORE_TIMEOUT)
     except RuntimeError as error:
         what = f"cannot connect to the other ranks: {str(error).partition(chr(10))[0]}"
-        raise RunFailed(f"rank {rank}", what, "has one of them ended?") from None
+        raise RunFailed(f"rank {rank}", what, f"see what they say, or {_NAME_INTERFACE}") from None
+    options = AllgatherOptions()
+    options.timeout = _TIMEOUT
 
     def exchange(own: Tensor) -> list[Tensor]:
         every = [torch.empty_like(own) for _ in range(size)]
-        group.allgather([every], [own]).wait()  # type: ignore[attr-defined]
+        group.allgather([every], [own], options).wait()  # type: ignore[attr-defined]
         return every
 
     def gather(text: str) -> list[str]:
@@ -215,8 +224,7 @@ def join_group(store: Store, rank: int, size: int, gather: Gather, device: str) 
     `gather` returns the texts of all ranks. GLOO_SOCKET_IFNAME, if set, overrides the interface. Raises
     RunFailed.
     """
-    here = socket.gethostname()
-    name = _find_interface(here, rank, gather)
+    name = _find_interface(rank, gather)
     backend = choose_backend(gather(_gpu_id(device)))
     if "nccl" in backend:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
@@ -227,8 +235,7 @@ def join_group(store: Store, rank: int, size: int, gather: Gather, device: str) 
         init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, TimeoutError) as error:
         what = f"cannot reach the other ranks over {name}: {str(error).partition(chr(10))[0]}"
-        hint = "name the interface that leads to them in GLOO_SOCKET_IFNAME"
-        raise RunFailed(here, what, hint) from None
+        raise RunFailed(socket.gethostname(), what, _NAME_INTERFACE) from None
 
 
 def choose_backend(gpus: Sequence[str]) -> str:
@@ -250,13 +257,19 @@ def _gpu_id(device: str) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def _find_interface(here: str, rank: int, gather: Gather) -> str:
-    """Return the network interface of the ranks: the loopback if all are on one host."""
+def _find_interface(rank: int, gather: Gather, meeting: str = "") -> str:
+    """Return the network interface of the ranks, which GLOO_SOCKET_IFNAME overrides, and set it there.
+
+    It is the loopback if all ranks are on one host, else that on the route to the host `meeting`, where the
+    ranks have met, or between rank 0's host and another one.
+    """
+    here, name = socket.gethostname(), os.environ.get("GLOO_SOCKET_IFNAME", "")
     hosts = gather(here)
     far = next((host for host in hosts if host != hosts[0]), "")
-    address = gather(_address_towards(far) if rank == 0 else "")[0]
-    own = _address_towards(address) if here != hosts[0] else address
-    name = os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(own))
+    if not meeting:
+        meeting = gather(_address_towards(far) if rank == 0 and not name else "")[0] or hosts[0]
+    if not name:
+        name = os.environ["GLOO_SOCKET_IFNAME"] = _interface(_address_towards(meeting if far else ""))
     if "," in name:
         hint = "name the one that leads to the other hosts"
         raise RunFailed(here, f"GLOO_SOCKET_IFNAME lists several network interfaces, {name}", hint)
@@ -271,7 +284,8 @@ def _address_towards(host: str) -> str:
         try:
             probe.connect((host, 9))  # looks up the route; a datagram socket sends nothing
         except OSError as error:
-            raise RunFailed(host, f"cannot be reached from {socket.gethostname()}: {error}") from None
+            what = f"cannot be reached from {socket.gethostname()}: {error}"
+            raise RunFailed(host, what, _NAME_INTERFACE) from None
         return str(probe.getsockname()[0])
 
 
@@ -285,4 +299,5 @@ def _interface(address: str) -> str:
                 continue
             if socket.inet_ntoa(reply[20:24]) == address:
                 return name
-    raise RunFailed(socket.gethostname(), f"no network interface has the address {address}")
+    what = f"no network interface has the address {address}"
+    raise RunFailed(socket.gethostname(), what, _NAME_INTERFACE)

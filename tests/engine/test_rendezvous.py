@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,7 @@ def meet_at(monkeypatch: pytest.MonkeyPatch, address: str) -> int:
         ("127.0.0.1", 0, "1/2 clients joined"),
         ("no such host", 1, "not known"),
         ("no such host", 0, "not known"),
+        ("a..b", 1, "label empty or too long"),
     ],
 )
 def test_a_rank_does_not_wait_forever_for_the_others(
@@ -74,13 +76,23 @@ def test_two_jobs_at_one_port_are_told_apart(monkeypatch: pytest.MonkeyPatch) ->
     assert len(stores) == 2
     whats = {
         (0, 2): f"port {port} of {socket.gethostname()}, for the store, is in use",
-        (1, 2): f"the store at 127.0.0.1, port {port}, is that of other ranks",
-        (2, 3): f"the store at 127.0.0.1, port {port}, is that of other ranks",
+        (1, 2): f"the store at 127.0.0.1, port {port}, belongs to another job",
+        (2, 3): f"the store at 127.0.0.1, port {port}, belongs to another job",
     }
     for (rank, size), what in whats.items():
         with pytest.raises(RunFailed) as caught:
             find_store(rank, size, timedelta(seconds=5))
         assert str(caught.value) == f"rank {rank}: {what}; give each job a MASTER_PORT of its own"
+
+
+def test_a_rank_of_another_job_that_comes_first_does_not_end_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    meet_at(monkeypatch, "127.0.0.1")
+    with ThreadPoolExecutor(2) as threads:
+        stranger = threads.submit(find_store, 1, 3, timedelta(seconds=20))
+        store = find_store(0, 2, timedelta(seconds=20))
+        with pytest.raises(RunFailed, match="belongs to another job"):
+            stranger.result()
+        assert store.get("rank-0") == b"1"
 
 
 def on_all_ranks(size: int, work: Callable[[int, HashStore], object]) -> list[object]:
@@ -91,7 +103,8 @@ def on_all_ranks(size: int, work: Callable[[int, HashStore], object]) -> list[ob
 
 
 def test_ranks_gather_texts_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # set for good without it
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # to have it removed at the end
     texts = ["", "e\u0301" * 3000, "c"]
 
     def work(rank: int, store: HashStore) -> list[list[str]]:
@@ -99,10 +112,12 @@ def test_ranks_gather_texts_of_any_length(monkeypatch: pytest.MonkeyPatch) -> No
         return [gather(texts[rank]), gather(""), gather(str(rank))]
 
     assert on_all_ranks(3, work) == [[texts, [""] * 3, ["0", "1", "2"]]] * 3
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"  # of ranks on one host
 
 
 @pytest.mark.parametrize("ended", [0, 1])
 def test_ranks_do_not_wait_for_one_that_has_ended(monkeypatch: pytest.MonkeyPatch, ended: int) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
     def work(rank: int, store: HashStore) -> str:
