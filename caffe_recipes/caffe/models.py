@@ -148,7 +148,14 @@ def _load_names(path: Path) -> tuple[str, ...]:
     data = load_within(path, "list-bytes", DataError, advice)
     if CONTROL_CHARACTER.search(data):
         raise DataError(path, "is not a text file", advice)
-    names = tuple(line.strip() for line in data.decode(errors="replace").rstrip().splitlines())
+    try:
+        text = data.decode("utf-8-sig")  # Windows puts a mark before UTF-8
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}:{line}", "is not UTF-8", "convert the file: iconv -f LATIN1 -t UTF-8"
+        ) from None
+    names = tuple(line.strip() for line in text.rstrip().splitlines())
     if not names:
         raise DataError(path, "has no names", advice)
     return names

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from caffe_recipes.engine.operators.operator import TensorShape
 from caffe_recipes.engine.settings import load_net
 from caffe_recipes.engine.snapshot import check_complete, copy_weights
 from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.wording import describe_count
 
 _Slot = tuple[nn.Module, str]  # the module of a layer, and the name of one of its blobs
 
@@ -107,7 +109,8 @@ class CaffeModule(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the output, or several by name.
 
-        Raises DataError for inputs of a shape that does not fit, or that are not among the words of a layer.
+        Raises DataError for inputs of a shape that does not fit, or that are not among the words of a layer,
+        and TypeError for another number of inputs, or one that is not a tensor.
         """
         values = self.compute(inputs, self.output_indexes)
         made = {
@@ -118,7 +121,12 @@ class CaffeModule(nn.Module):
     def compute(self, inputs: Sequence[Tensor], wanted: Collection[int]) -> dict[int, Tensor]:
         """Return blobs by their index in the net; the others are freed as soon as nothing reads them."""
         if len(inputs) != len(self.input_indexes):
-            raise TypeError(f"takes {len(self.input_indexes)} tensors ({', '.join(self.input_names)})")
+            takes = describe_count(len(self.input_indexes), "tensor")
+            raise TypeError(f"takes {takes} ({', '.join(self.input_names)}), not {len(inputs)}")
+        for name, x in zip(self.input_names, inputs, strict=True):
+            if not isinstance(x, Tensor):
+                convert = "; convert it: torch.from_numpy(x)" if isinstance(x, np.ndarray) else ""
+                raise TypeError(f"input '{name}' is a {type(x).__name__}, not a tensor{convert}")
         given = dict(zip(self.input_indexes, self._as_weights(inputs), strict=True))
         self.resize([tuple(x.shape) for x in inputs])
         values = dict(given)

@@ -21,7 +21,7 @@ from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.caffe.weights import serialize
 from caffe_recipes.engine.module import build_module
 from caffe_recipes.engine.settings import load_net
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.limits import host_memory_bytes
 
 TOLERANCE = 1e-4  # of the largest value
@@ -32,8 +32,8 @@ def compare_opencv(net: pb.NetParameter, weights: pb.NetParameter | None, path: 
     """Return by how much OpenCV differs from the engine at most, relative to the largest value of an output.
 
     Without weights, they are random, and so is the input. The scores below a softmax at the end are compared
-    too, since it hides how large ones differ. Raises InputError if the difference is more than TOLERANCE, or
-    if OpenCV cannot run the net.
+    too, since it hides how large ones differ. Raises CheckFailed if the difference is more than TOLERANCE, or
+    if OpenCV cannot run the net, and InputError if the engine cannot.
     """
     _check_memory(net, path)
     weights = weights or make_weights(net)
@@ -87,30 +87,30 @@ def _compare(net: pb.NetParameter, weights: pb.NetParameter, path: str) -> float
         except cv2.error as error:
             reason = " ".join(str(error.err or error).split())
             hint = "replace the layer, or use caffe-recipes classify or export"
-            raise InputError(path, f"OpenCV cannot run this net: {reason}", hint) from None
+            raise CheckFailed(path, f"OpenCV cannot run this net: {reason}", hint) from None
     wanted = [values[index].numpy() for index in module.output_indexes]
     named = zip(module.output_names, wanted, strict=True)
     found = max((_nearest(name, each, made, path) for name, each in named), default=0.0)
     if not found <= TOLERANCE:
         what = f"OpenCV gives other numbers for this net: they differ by {found:.2g} of the largest value"
-        raise InputError(path, what, _OTHER_WAYS)
+        raise CheckFailed(path, what, _OTHER_WAYS)
     return found
 
 
 def _nearest(name: str, wanted: NDArray[np.float32], made: list[NDArray[np.float32]], path: str) -> float:
     """Return how far the nearest of OpenCV's outputs is: it names and orders them by layer, not by blob.
 
-    Raises InputError if there is none to compare with.
+    Raises CheckFailed if there is none to compare with.
     """
     largest = float(np.abs(wanted).max(initial=0.0)) or 1.0
     if not np.isfinite(largest):
         what = f"its output '{name}' is not finite, so that OpenCV's cannot be compared with it"
-        raise InputError(path, what, "check the weights, or leave out --for")
+        raise CheckFailed(path, what, "check the weights, or leave out --for")
     same = [each.reshape(wanted.shape) for each in made if each.size == wanted.size]
     finite = [each for each in same if np.isfinite(each).all()]
     if not finite:
         what = f"gives an output that is not finite for '{name}'" if same else f"gives '{name}' another size"
-        raise InputError(path, f"OpenCV {what}", _OTHER_WAYS)
+        raise CheckFailed(path, f"OpenCV {what}", _OTHER_WAYS)
     return min(float(np.abs(each - wanted).max(initial=0.0)) / largest for each in finite)
 
 

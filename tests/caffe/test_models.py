@@ -123,6 +123,18 @@ def test_names_in_a_file_that_is_not_text_are_refused(tmp_path: Path, data: byte
         open_model(None, LooseFiles(NET, WEIGHTS, names=tmp_path / "names.txt"), tmp_path)
 
 
+def test_names_may_begin_with_the_mark_of_windows_and_are_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "names.txt"
+    path.write_bytes("café\nthé\n".encode("utf-8-sig"))
+    assert open_model(None, LooseFiles(NET, WEIGHTS, names=path), tmp_path).description.classes == (
+        "café",
+        "thé",
+    )
+    path.write_bytes("ant\ncafé\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"names\.txt:2: is not UTF-8; convert the file: iconv"):
+        open_model(None, LooseFiles(NET, WEIGHTS, names=path), tmp_path)
+
+
 def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("\n\n")
     with pytest.raises(InputError, match=r"names\.txt: has no names; give a text file"):

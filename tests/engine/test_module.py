@@ -124,6 +124,24 @@ def test_whole_numbers_become_the_type_of_the_weights_and_other_floats_are_refus
         module.bfloat16()(image.long() + 257)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ((), r"takes 1 tensor \(data\), not 0"),
+        ((None,), "input 'data' is a NoneType, not a tensor$"),
+        (
+            (np.zeros((1, 3, 6, 6)),),
+            r"input 'data' is a ndarray, not a tensor; convert it: torch.from_numpy\(x\)",
+        ),
+    ],
+)
+def test_what_is_not_a_tensor_for_each_input_is_refused(
+    tmp_path: Path, inputs: tuple[object, ...], text: str
+) -> None:
+    with pytest.raises(TypeError, match=text):
+        load_module(*write_net(tmp_path, NET))(*inputs)
+
+
 def test_gradients_reach_the_weights_and_the_input(tmp_path: Path) -> None:
     module = load_module(*write_net(tmp_path, NET))
     x = torch.randn(1, 3, 6, 6, requires_grad=True)

@@ -12,7 +12,7 @@ from caffe_recipes.caffe.weights import blob_values
 from caffe_recipes.engine import opencv_check
 from caffe_recipes.engine.opencv_check import compare_opencv, make_weights
 from caffe_recipes.engine.settings import load_net
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import CheckFailed, InputError
 from tests.engine.test_module import WORDS
 
 INPUT = """layer { name: "data" type: "Input" top: "data"
@@ -68,13 +68,17 @@ def test_a_net_that_the_memory_cannot_hold_is_refused_before_weights_are_made(
         ('type: "Log"', "its output 'y' is not finite, so that OpenCV's cannot be compared with it"),
         ('type: "Log" log_param { shift: 9 }', "OpenCV gives an output that is not finite for 'y'"),
         ('type: "Threshold"', "OpenCV cannot run this net: Can't create layer"),
-        ('type: "Sudoku"', "type 'Sudoku' is not supported"),
     ],
 )
-def test_what_it_lacks_or_reads_wrong_is_one_line(tmp_path: Path, text: str, what: str) -> None:
-    with pytest.raises(InputError, match=what) as caught:
+def test_what_it_lacks_or_reads_wrong_is_a_failed_check(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(CheckFailed, match=what) as caught:
         compare(tmp_path, layer(text))
-    assert caught.value.where.startswith("n.prototxt")
+    assert caught.value.where == "n.prototxt"
+
+
+def test_what_the_engine_lacks_is_wrong_input(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="type 'Sudoku' is not supported"):
+        compare(tmp_path, layer('type: "Sudoku"'))
 
 
 def test_made_up_weights_have_positive_variances_in_any_shape(tmp_path: Path) -> None:
@@ -91,5 +95,5 @@ def test_made_up_weights_have_positive_variances_in_any_shape(tmp_path: Path) ->
 
 def test_words_are_compared_on_words(tmp_path: Path) -> None:
     (tmp_path / "n.prototxt").write_text(WORDS)
-    with pytest.raises(InputError, match="OpenCV cannot run this net"):
+    with pytest.raises(CheckFailed, match="OpenCV cannot run this net"):
         compare_opencv(load_net(str(tmp_path / "n.prototxt")), None, "n.prototxt")
