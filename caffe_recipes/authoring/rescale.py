@@ -352,18 +352,28 @@ def _change_trainer(recipe: Recipe, trainer: str | None, values: dict[str, Any])
 
 
 def _keep_norms(recipe: Recipe, values: dict[str, Any]) -> None:
-    """Let the BatchNorms of a larger rank of caffe-torch normalize as many images as those of the source."""
-    images, batch = recipe.net.batch_norm_images, values["cluster"]["batch_per_rank"]
-    images = images or recipe.cluster.batch_per_rank
-    is_ours = values.get("trainer", recipe.trainer) == OUR_TRAINER and recipe.net.builder is not None
-    if is_ours and batch > images and batch % images == 0:
+    """Set, keep or remove the number of images that BatchNorms normalize together.
+
+    A larger rank of caffe-torch normalizes as many as a rank of the source did, if they divide its batch.
+    """
+    net, batch = recipe.net, values["cluster"]["batch_per_rank"]
+    images = net.batch_norm_images or recipe.cluster.batch_per_rank
+    is_ours = values.get("trainer", recipe.trainer) == OUR_TRAINER and net.builder is not None
+    if batch <= images or batch % images:
+        values["net"] = {key: value for key, value in values["net"].items() if key != "batch_norm_images"}
+    elif is_ours:
         values["net"] = values["net"] | {"batch_norm_images": images}
 
 
 def _norms(source: Recipe, made: Recipe) -> Iterator[str]:
-    """Yield a note if the BatchNorms of a rank normalize its batch in parts."""
+    """Yield a note if the BatchNorms of a rank normalize its batch in parts, or no longer do."""
     images, batch = made.net.batch_norm_images, made.cluster.batch_per_rank
-    if not images or batch == images or source.cluster.batch_per_rank == batch:
+    if source.net.batch_norm_images and not images:
+        yield (
+            f"net.batch_norm_images: {source.net.batch_norm_images:,} is removed: BatchNorms normalize the "
+            f"{describe_count(batch, 'image')} of a rank together"
+        )
+    if not images or source.cluster.batch_per_rank == batch:
         return
     parts, fraction = batch // images, made.net.batch_norm_fraction
     yield (

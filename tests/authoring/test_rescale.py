@@ -529,3 +529,15 @@ def test_a_norm_of_the_source_is_kept_by_a_larger_rank_only_if_it_divides_the_ba
     assert rescale(load_recipe(SMALL), change).recipe.net.batch_norm_images is None
     with pytest.raises(InputError, match="nothing to change"):
         rescale(load_recipe(SMALL), RescaleTarget(trainer="caffe-torch"))
+
+
+@pytest.mark.parametrize("trainer", [None, "caffe-torch", "caffe/build/tools/caffe"])
+@pytest.mark.parametrize("each", [8, 16, 32, 80])
+def test_ranks_that_the_images_of_a_norm_do_not_divide_lose_the_key(each: int, trainer: str | None) -> None:
+    source = load_recipe("digits-local")
+    wide = rescale(source, RescaleTarget(nodes=1, ranks_per_node=1)).recipe
+    assert wide.net.batch_norm_images == 32
+    made = rescale(wide, RescaleTarget(ranks_per_node=2, batch_per_rank=each, trainer=trainer))
+    assert made.recipe.net == source.net
+    line = f"net.batch_norm_images: 32 is removed: BatchNorms normalize the {each} images of a rank together"
+    assert line in made.notes
