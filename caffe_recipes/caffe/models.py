@@ -78,8 +78,7 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
             raise InputError("--mean, --scale and --names", what, hint)
         folder = find_model(loose.transform_of, root)
         found = load_model(folder)
-        others = {"shape": (), "accuracy": {}, "weights_sha256": ""}  # those of the run's own net and weights
-        described = found.model_copy(update=others)
+        described = ModelDescription(name="", classes=found.classes, shape=(), transform=found.transform)
         return Model(loose.net, loose.weights, described, found.transform_of(folder))
     if not 1e-30 < abs(loose.scale) < 1e30:  # Caffe computes in float32
         raise InputError("--scale", f"{loose.scale:g} is not a scale of pixels", "give e.g. 0.0078125")

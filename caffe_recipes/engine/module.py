@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types import type_of
-from caffe_recipes.caffe.model_folder import DESCRIPTION
-from caffe_recipes.caffe.models import Model
 from caffe_recipes.caffe.shapes import stats_images
 from caffe_recipes.caffe.weights import load_weights
 from caffe_recipes.engine.calls import Call
@@ -195,19 +193,6 @@ def load_module(net: str | Path, weights: str | Path) -> CaffeModule:
     Raises PrototxtError, InputError or WeightsError.
     """
     return build_module(load_net(str(net)), load_weights(weights), str(net), str(weights))
-
-
-def open_module(model: Model) -> CaffeModule:
-    """Return the module of a model. Raises InputError also if model.json describes other files."""
-    described = model.description
-    weights = load_weights(model.weights, described.weights_sha256)
-    module = build_module(load_net(str(model.net)), weights, str(model.net), str(model.weights))
-    shape = module.input_shapes[0][1:]
-    if described.shape and described.shape != shape:
-        texts = [" x ".join(map(str, each)) for each in (described.shape, shape)]
-        what = f"shape: is {texts[0]}, and the net beside it takes {texts[1]}"
-        raise InputError(model.net.parent / DESCRIPTION, what, "copy both files again from their run")
-    return module
 
 
 def build_module(net: pb.NetParameter, weights: pb.NetParameter, path: str, weights_path: str) -> CaffeModule:

@@ -12,8 +12,9 @@ from onnx import ModelProto
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.models import Model
 from caffe_recipes.caffe.weights import blob_values, load_mean, serialize
-from caffe_recipes.engine.module import CaffeModule, open_module
+from caffe_recipes.engine.module import CaffeModule
 from caffe_recipes.engine.onnx_graph import build_onnx, free_shapes
+from caffe_recipes.engine.opened_model import open_module
 from caffe_recipes.engine.operators.operator import TensorShape
 from caffe_recipes.engine.predictor import ImageValues, Predictor
 from caffe_recipes.engine.state_files import describe_export, write_export

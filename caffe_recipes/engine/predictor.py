@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -14,12 +13,11 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.models import Model
-from caffe_recipes.engine.module import open_module
+from caffe_recipes.engine.opened_model import find_scores, open_module
 from caffe_recipes.engine.operators.operator import format_shape
 from caffe_recipes.engine.transform import Transform, decode_datum, match_caffe_opencv, resize_to
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files.bounded_reads import load_within
-from caffe_recipes.wording import describe_count
 
 ImageValues = NDArray[np.float32]
 
@@ -50,32 +48,12 @@ class Predictor:
             )
             what = f"takes {listed}, which is not an image"
             raise InputError(model.net, what, "give a net that predicts from one image")
-        means, channels = len(model.transform.mean_value), shapes[0][1]
-        if means not in (0, 1, channels):
-            what = (
-                f"has {describe_count(means, 'value')}, and the net has {describe_count(channels, 'channel')}"
-            )
-            raise InputError("--mean", what, "give one for each channel, or one for all")
-        self._output = self._find_output(str(model.net))
-        count = dict(zip(self.module.output_names, self.module.output_shapes, strict=True))[self._output][1]
         self._names = model.description.classes or ()
-        is_short = model.is_resized and 0 < len(self._names) < count  # a run may have seen only some classes
-        if len(self._names) > count or is_short:
-            given = describe_count(len(self._names), "name is", "names are")
-            what = f"has {describe_count(count, 'class', 'classes')}, but {given} given"
-            raise InputError(model.net, what, "give one name for each class")
-
-    def _find_output(self, path: str) -> str:
-        """Return the output with one score for each class: the first softmax, or else the only output."""
-        module = self.module
-        shapes = dict(zip(module.output_names, module.output_shapes, strict=True))
-        types = {top: node.param.type for node in module.net.nodes for top in node.param.top}
-        best = [name for name in shapes if types[name] == "Softmax"] or list(shapes)
-        shape = shapes[best[0]]
-        if len(best) != 1 or len(shape) < 2 or math.prod(shape[2:]) != 1:
+        output = find_scores(self.module)
+        if output is None:
             what = "does not predict one score for each class of an image"
-            raise InputError(path, what, "derive a net with caffe-recipes deploy --loss LAYER")
-        return best[0]
+            raise InputError(model.net, what, "derive a net with caffe-recipes deploy --loss LAYER")
+        self._output = output
 
     def prepare(self, image: Path) -> ImageValues:
         """Return the pixels of an image file as the net takes them: channels x height x width.

@@ -16,7 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from caffe_recipes.caffe.models import Model
-from caffe_recipes.engine.module import CaffeModule, open_module
+from caffe_recipes.engine.module import CaffeModule
+from caffe_recipes.engine.opened_model import open_module
 from caffe_recipes.files.atomic_writes import check_output, output_error, write_whole
 
 _ALIGNMENT = 8

@@ -34,23 +34,14 @@ def test_the_model_of_a_run_has_the_transform_of_its_folder(tmp_path: Path) -> N
 def test_loose_files_may_have_the_transform_and_the_names_of_a_run(tmp_path: Path) -> None:
     folder = tmp_path / "runs/a-1/model"
     folder.mkdir(parents=True)
-    described = ModelDescription(
-        name="n",
-        classes=("ant",),
-        shape=(3, 4, 4),
-        transform={"scale": 0.5},
-        accuracy={"top-1": 0.9},
-        weights_sha256="a",
-    )
-    (folder / "model.json").write_text(described.render())
+    promised = ModelDescription(name="", classes=("ant",), shape=(), transform={"scale": 0.5})
+    digests = {"recipe": "r", "recipe_sha256": "a", "weights_sha256": "b"}
+    of_run = {"name": "n", "shape": (3, 4, 4), "accuracy": {"top-1": 0.9}, **digests}
+    (folder / "model.json").write_text(promised.model_copy(update=of_run).render())
     model = open_model(None, LooseFiles(NET, WEIGHTS, transform_of="a-1"), tmp_path)
     assert (model.net, model.weights, model.is_resized) == (NET, WEIGHTS, False)
-    assert (model.transform.scale, model.description.classes) == (0.5, ("ant",))
-    assert (model.description.accuracy, model.description.weights_sha256, model.description.shape) == (
-        {},
-        "",
-        (),
-    )
+    assert model.transform.scale == 0.5
+    assert model.description == promised
 
 
 def test_loose_files_have_the_mean_of_each_channel_and_names(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from caffe_recipes.errors import CheckFailed
+from caffe_recipes.errors import CheckFailed, InputError
 from tests.engine.test_module import NET, WORDS
 from tests.engine.test_state_files import model_in
 from tests.extras import needs_onnx
@@ -29,6 +30,15 @@ def test_the_line_says_how_exactly_both_agree_on_which_inputs(tmp_path: Path) ->
     (scores,) = session.run(None, {"data": np.zeros((4, 3, 6, 6), np.float32)})
     assert scores.shape == (4, 5)
     assert session.get_modelmeta().custom_metadata_map["classes"] == '["ant", "bee"]'
+
+
+def test_a_file_does_not_name_more_classes_than_the_net_has(tmp_path: Path) -> None:
+    from caffe_recipes.engine.onnx_exports import export_onnx
+
+    model = model_in(tmp_path)
+    more = replace(model, description=model.description.model_copy(update={"classes": tuple("abcdef")}))
+    with pytest.raises(InputError, match="has 5 classes, but 6 names are given"):
+        export_onnx(more, [], tmp_path / "a.onnx")
 
 
 def test_a_file_that_differs_is_refused(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from google.protobuf import json_format
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.model_folder import ModelDescription
@@ -67,3 +69,22 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     model.weights.unlink()  # it is found before the weights are read
     with pytest.raises(InputError, match="absent does not exist; create it"):
         export_state(model, tmp_path / "absent/a.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("classes", "transform", "text"),
+    [
+        ("abcdef", {}, "has 5 classes, but 6 names are given; give one name for each class"),
+        ("ab", {"crop_size": 4}, "takes images of 6 x 6, but the transform crops them to 4 x 4; give "),
+        ("ab", {"mean_value": [1, 2]}, "--mean: has 2 values, and the net has 3 channels; give "),
+    ],
+)
+def test_a_file_does_not_say_what_its_net_contradicts(
+    tmp_path: Path, classes: str, transform: dict[str, object], text: str
+) -> None:
+    description = ModelDescription(name="", classes=tuple(classes), shape=(), transform={})
+    param = json_format.ParseDict(transform, pb.TransformationParameter())
+    model = Model(*write_net(tmp_path, NET), description, param)
+    with pytest.raises(InputError, match=re.escape(text)):
+        export_state(model, tmp_path / "a.safetensors")
+    assert not (tmp_path / "a.safetensors").exists()
