@@ -1,4 +1,4 @@
-"""What becomes of standard streams that are closed, full, or without a reader."""
+"""Handle standard streams that are closed, full or without a reader."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from caffe_recipes.wording import one_line
 
 
 def open_standard_files() -> None:
-    """Open closed standard streams (`>&-`), so that no other file gets their descriptors."""
+    """Open closed standard streams (`>&-`), so that no other file, here or in a child, gets their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            os.open(os.devnull, os.O_RDWR)  # gets this number, the lowest that is free
+            os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "w" if number else "r"))
 
 
 def drop_output(stream: TextIO) -> None:
-    """Discard the pending output of a stream, which Python would try to write at exit, to exit with 120."""
+    """Discard a stream's pending output. Python would try to write it at exit, fail, and exit with 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -38,7 +39,7 @@ def print_output(text: str, *, err: bool = False) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print one line on standard error. If it cannot be written, the exit code must say it alone."""
+    """Print one line on standard error. If it cannot be written, only the exit code reports the error."""
     try:
         print(one_line(text), file=sys.stderr, flush=True)
     except OSError:

@@ -20,7 +20,6 @@ def test_output_without_a_reader_ends_without_a_line(monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(sys, name, stream)
             with pytest.raises(ReaderGone):
                 print_output("text", err=err)
-            print_error("an error")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
@@ -30,4 +29,13 @@ def test_output_to_a_full_disk_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setattr(sys, name, full)
             with pytest.raises(InputError, match=f"^cannot write to standard {stream}: No space left on "):
                 print_output("text", err=err)
-            print_error("an error")
+
+
+def test_an_error_that_cannot_be_printed_is_not_written_again_at_exit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:  # closing it writes what is pending, as Python does at exit
+        monkeypatch.setattr(sys, "stderr", stream)
+        print_error("an error")

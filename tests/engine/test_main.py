@@ -398,9 +398,14 @@ def test_the_program_ends_with_its_code_and_all_it_printed(words: tuple[str, ...
     assert "caffe-torch" in (done.stdout + done.stderr).splitlines()[-1]
 
 
-def test_closed_standard_files_do_no_harm() -> None:
-    command = f'exec "{Path(sys.executable).with_name("caffe-torch")}" version <&- >&- 2>&-'
-    assert subprocess.run(["sh", "-c", command]).returncode == 0
+def test_closed_standard_files_are_opened_for_the_program_and_its_children() -> None:
+    program = (
+        "import os, sys; from caffe_recipes.engine.main import main; sys.argv = ['caffe-torch', 'version']; "
+        "failed = main() or os.open(os.devnull, os.O_RDONLY) < 3 or os.system('echo lost'); "
+        "os._exit(bool(failed))"
+    )
+    argv = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program]
+    assert subprocess.run(argv).returncode == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
