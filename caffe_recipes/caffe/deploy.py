@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.layer_types import type_of
-from caffe_recipes.caffe.layer_types.dimensions import Image, Images, MisfitError, Shape
+from caffe_recipes.caffe.layer_types import recurrent, type_of
+from caffe_recipes.caffe.layer_types.dimensions import Dim, Image, Images, MisfitError, Shape
 from caffe_recipes.caffe.layer_types.normalization import has_own_scale
 from caffe_recipes.caffe.prototxt import LAYER, NO_COMMENTS, Comment
-from caffe_recipes.caffe.shapes import infer_shapes, select_layers, stats_images
+from caffe_recipes.caffe.shapes import LayerMisfit, infer_shapes, select_layers, stats_images
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.wording import describe_names, shorten
 
@@ -31,6 +31,7 @@ _PRODUCER = tuple[int, int]  # the index of a layer, and that of its top
 _OWN_FIELDS = ("include", "exclude", "param", "loss_weight", "propagate_down", "phase", "blobs")
 # Fields at any depth that do not change a prediction. Other fillers tell the kinds of BN apart.
 _IDLE_FIELDS = ("engine", "weight_filler", "bias_filler", "filler")
+_RECURRENT = frozenset(entry.name for entry in recurrent.TYPES)
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ class Deploy:
 class DeployOptions:
     """How to derive a deploy net: its `image` size and `batch`, which `losses` leave an output, its `state`.
 
-    Without an image, the size is that of the TEST data. Without losses, those with the largest weight stay.
-    The state selects layers by level and stages; without stages, they are of the last stage with data if no
-    data are without one.
+    Without an image, the size is that of the TEST data. Without a batch, Input layers keep their shapes, and
+    data layers give one image. Without losses, those with the largest weight stay. The state selects layers
+    by level and stages; without stages, they are of the last stage with data if no data are without one.
     """
 
     image: Image | None = None
-    batch: int = 1
+    batch: int | None = None
     losses: Collection[str] = ()
     state: pb.NetState | None = None
 
@@ -132,11 +133,7 @@ def derive_deploy(
     TEST predicts nothing, and InputError if the size of the images is not known.
     """
     where = path or net.name or "net"
-    if net.layers:
-        raise PrototxtError(where, "has `layers` of the old format", "run caffe-recipes upgrade on it")
-    if not net.layer:
-        raise PrototxtError(where, "has no layers", "give a net with a loss or an output")
-    layers, selected = _select(net, options.state or pb.NetState())
+    layers, selected = _select(net, options.state or pb.NetState(), where)
     graph = _Graph(layers, where)
     losses, notes = _choose_losses(layers, options, where)
     notes += selected
@@ -146,18 +143,20 @@ def derive_deploy(
     made, moves = type(net)(name=net.name), dict[int, int]()
     places = {id(layer): index for index, layer in enumerate(net.layer)}
     needed = graph.ancestors(ends)
+    kept = [layers[index] for index in sorted({one[0] for one in needed})]
+    batches = _find_batches(kept, options, images, where)
     for index, layer in enumerate(layers):
         tops = [top for number, top in enumerate(layer.top) if (index, number) in needed]
         before = len(made.layer)
         if index in losses:
             _add_activation(made, layer)
         elif tops and not layer.bottom:
-            notes += _add_inputs(made, layer, tops, options, images, where)
+            notes += _add_inputs(made, layer, tops, options, images, batches, where)
         elif tops:
             _add_layer(made, layer)
         if len(made.layer) > before:
             moves[places[id(layer)]] = before
-    infer_shapes(made, pb.TEST, path=f"the deploy net of {where}")
+    _check_shapes(made, batches, where)
     read = {blob for layer in made.layer for blob in layer.bottom}
     outputs = dict.fromkeys(top for layer in made.layer for top in layer.top if top not in read)
     moved = _move_comments(comments, moves, made)
@@ -165,11 +164,17 @@ def derive_deploy(
     return Deploy(made, moved, tuple(outputs) or (made.layer[-1].top[0],), tuple(notes), path)
 
 
-def _select(net: pb.NetParameter, state: pb.NetState) -> tuple[list[pb.LayerParameter], list[str]]:
+def _select(
+    net: pb.NetParameter, state: pb.NetState, where: str
+) -> tuple[list[pb.LayerParameter], list[str]]:
     """Return the layers of TEST, with what only TRAIN has of data and losses, and notes on what was assumed.
 
     Losses of TRAIN are those that fit below the layers, if TEST has none.
     """
+    if net.layers:
+        raise PrototxtError(where, "has `layers` of the old format", "run caffe-recipes upgrade on it")
+    if not net.layer:
+        raise PrototxtError(where, "has no layers", "give a net with a loss or an output")
 
     def select(phase: int, stages: Collection[str]) -> list[pb.LayerParameter]:
         return select_layers(net, phase, state.level, stages)
@@ -318,21 +323,78 @@ def _clear_idle(message: Message) -> None:
             _clear_idle(value)
 
 
+@dataclass(frozen=True)
+class _Batches:
+    """The first dimension of each input: `size` where the net has the batch `given`; None keeps all."""
+
+    given: Dim
+    size: Dim
+
+    def first_dim(self, layer: pb.LayerParameter, shape: Shape | None) -> int:
+        """Return the first dimension of a data layer's top. That of an Input may be no batch, as of boxes."""
+        own = shape[0] if shape else None
+        if self.size is None or (layer.type == "Input" and own not in (None, self.given)):
+            return own or 1
+        return self.size
+
+
+def _find_batches(
+    layers: Sequence[pb.LayerParameter], options: DeployOptions, images: Images, where: str
+) -> _Batches:
+    """Return how the batch of some layers changes; the first of those without bottoms has the batch."""
+    steps = [layer for layer in layers if layer.type in _RECURRENT]
+    if steps and options.batch is not None:
+        what = f"layer '{steps[0].name}' ({steps[0].type}) reads time steps, then streams, and not a batch"
+        raise InputError("--batch", what, "write the shapes into the net's Input layers")
+    first = next(layer for layer in layers if not layer.bottom)
+    shape = next(iter(_list_shapes(first, images, where)), None)
+    given = shape[0] if shape else None
+    if steps:
+        return _Batches(given, None)
+    own = given if first.type == "Input" else None
+    return _Batches(given, options.batch or own or 1)
+
+
+def _list_shapes(layer: pb.LayerParameter, images: Images, where: str) -> Sequence[Shape | None]:
+    """Return the shapes of a data layer's tops, as far as they are known."""
+    source = type_of(layer).source
+    try:
+        return source.shapes(layer, lambda of: images(of) or (None, None, None)) if source else []
+    except MisfitError as error:
+        raise InputError(where, f"layer '{layer.name}' {error}", "fix this layer") from None
+
+
+def _check_shapes(net: pb.NetParameter, batches: _Batches, where: str) -> None:
+    """Raise LayerMisfit for layers that do not fit, such as a Reshape to the batch that the net had."""
+    path = f"the deploy net of {where}"
+    try:
+        infer_shapes(net, pb.TEST, path=path)
+    except LayerMisfit as error:
+        as_given = type(net)()
+        as_given.CopyFrom(net)
+        for shape in (shape for layer in as_given.layer for shape in layer.input_param.shape):
+            if shape.dim and shape.dim[0] == batches.size and batches.given:
+                shape.dim[0] = batches.given
+        try:
+            infer_shapes(as_given, pb.TEST)
+        except LayerMisfit:
+            raise error from None
+        hint = f"give --batch {batches.given}, for which the net is written, or change it"
+        raise error.reworded(hint=hint) from None
+
+
 def _add_inputs(
     net: pb.NetParameter,
     layer: pb.LayerParameter,
     tops: Sequence[str],
     options: DeployOptions,
     images: Images,
+    batches: _Batches,
     where: str,
 ) -> list[str]:
     """Add an Input for the tops of a data layer that are needed; return notes on what was assumed."""
     notes: list[str] = []
-    source = type_of(layer).source
-    try:
-        shapes = list(source.shapes(layer, lambda of: images(of) or (None, None, None))) if source else []
-    except MisfitError as error:
-        raise InputError(where, f"layer '{layer.name}' {error}", "fix this layer") from None
+    shapes = _list_shapes(layer, images, where)
     made = net.layer.add(name=layer.name, type="Input", top=tops)
     for number in (list(layer.top).index(top) for top in tops):
         known = shapes[number] if number < len(shapes) else None
@@ -344,7 +406,8 @@ def _add_inputs(
             what = f"the size of '{layer.top[number]}' (layer '{layer.name}') is not known"
             other = "make it an Input layer with the shapes of its tops"
             raise InputError(where, what, other if number else "give it with --input C,H,W")
-        made.input_param.shape.add(dim=[options.batch, *[dim for dim in size if dim is not None]])
+        dims = [dim for dim in size if dim is not None]
+        made.input_param.shape.add(dim=[batches.first_dim(layer, known), *dims])
     return notes
 
 

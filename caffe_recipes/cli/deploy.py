@@ -42,7 +42,12 @@ from caffe_recipes.review.deploy import (
     metavar="C,H,W",
     help="Size of the images, e.g. 3,224,224 [default: that of the TEST data]",
 )
-@click.option("--batch", type=Whole(1, 2**31 - 1), metavar="N", default=1, show_default=True, help="Images.")
+@click.option(
+    "--batch",
+    type=Whole(1, 2**31 - 1),
+    metavar="N",
+    help="Images at a time [default: those of the net's Input layers, or 1]",
+)
 @click.option(
     "--loss",
     "losses",

@@ -28,7 +28,7 @@ class DeployChoices:
     """What the user chose: the image size and batch of the net, its losses, and how its source is read."""
 
     image: tuple[int, int, int] | None = None
-    batch: int = 1
+    batch: int | None = None
     losses: tuple[str, ...] = ()
     caffe_root: Path | None = None
     dialect: str | None = None

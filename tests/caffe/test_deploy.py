@@ -100,6 +100,51 @@ def test_losses_that_are_chosen_each_leave_a_prediction() -> None:
         derive(NET, DeployOptions(losses=("x",)))
 
 
+INPUTS = """layer { name: "in" type: "Input" top: "data" top: "size"
+  input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } shape { dim: 2 dim: 3 } } }
+layer { name: "boxes" type: "Input" top: "boxes" input_param { shape { dim: 5 dim: 3 } } }
+layer { name: "end" type: "Reshape" bottom: "data" top: "end" reshape_param { shape { dim: %s dim: 48 } } }
+layer { name: "two" type: "InnerProduct" bottom: "size" top: "two" inner_product_param { num_output: 1 } }
+layer { name: "five" type: "InnerProduct" bottom: "boxes" top: "five" inner_product_param { num_output: 1 } }
+"""
+
+
+def first_dims(text: str, options: DeployOptions) -> list[int]:
+    net = derive_deploy(parse_document(text, "net.prototxt", pb.NetParameter).message, options).net
+    return [shape.dim[0] for layer in net.layer for shape in layer.input_param.shape]
+
+
+def test_inputs_keep_their_shapes_and_a_batch_changes_those_that_have_that_of_the_first() -> None:
+    assert first_dims(INPUTS % 2, DeployOptions()) == [2, 2, 5]
+    assert first_dims(INPUTS % 0, DeployOptions(batch=7)) == [7, 7, 5]
+    assert first_dims(INPUTS % 2, DeployOptions(image=(1, 6, 8))) == [2, 2, 5]
+
+
+def test_layers_that_are_written_for_the_batch_of_the_net_name_it() -> None:
+    what = "'end' .* cannot reshape .*; give --batch 2, for which the net is written, or change it"
+    with pytest.raises(PrototxtError, match=what):
+        derive(INPUTS % 2, DeployOptions(batch=1))
+    fixed = 'type: "Reshape" bottom: "data" top: "fc" reshape_param { shape { dim: 4 dim: 192 } }'
+    data = NET.replace('type: "InnerProduct" bottom: "conv1" top: "fc"', fixed)
+    data = data.replace("} } inner_product_param { num_output: 3 }", "} }")
+    with pytest.raises(PrototxtError, match="give --batch 4, for which the net is written"):
+        derive(data, DeployOptions())
+    with pytest.raises(PrototxtError, match="fix one of these layers"):
+        derive(INPUTS % 3, DeployOptions(batch=1))
+
+
+def test_the_time_steps_of_recurrent_layers_are_no_batch() -> None:
+    recurrent = """layer { name: "in" type: "Input" top: "x" top: "cont"
+      input_param { shape { dim: 5 dim: 2 dim: 3 } shape { dim: 5 dim: 2 } } }
+    layer { name: "lstm" type: "LSTM" bottom: "x" bottom: "cont" top: "y"
+      recurrent_param { num_output: 4 } }"""
+    assert first_dims(recurrent, DeployOptions()) == [5, 5]
+    with pytest.raises(InputError, match=r"--batch: layer 'lstm' \(LSTM\) reads time steps, then streams"):
+        derive(recurrent, DeployOptions(batch=2))
+    dummy = recurrent.replace("Input", "DummyData").replace("input_param", "dummy_data_param")
+    assert first_dims(dummy, DeployOptions()) == [5, 5]
+
+
 def test_a_loss_without_an_activation_leaves_its_scores() -> None:
     text, outputs, _ = derive(NET.replace("SoftmaxWithLoss", "HingeLoss"), DeployOptions())
     assert outputs == ("fc",)
