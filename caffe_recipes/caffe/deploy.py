@@ -159,7 +159,7 @@ def derive_deploy(
     _check_shapes(made, batches, where)
     read = {blob for layer in made.layer for blob in layer.bottom}
     outputs = dict.fromkeys(top for layer in made.layer for top in layer.top if top not in read)
-    moved = _move_comments(comments, moves, made)
+    moved = _inline_inputs(made) | move_comments(comments, moves, made)
     notes += _note_batch_norms(made)
     return Deploy(made, moved, tuple(outputs) or (made.layer[-1].top[0],), tuple(notes), path)
 
@@ -424,15 +424,23 @@ def _fill(dims: Shape, layer: pb.LayerParameter) -> tuple[Shape, list[str]]:
     return (3, *dims[1:]), [] if param.force_color else [note]
 
 
-def _move_comments(
-    comments: Mapping[str, Comment], moves: Mapping[int, int], net: pb.NetParameter
-) -> dict[str, Comment]:
-    """Return the comments of the fields that are still there; a layer that lost fields keeps its own."""
-    moved = {
+def _inline_inputs(net: pb.NetParameter) -> dict[str, Comment]:
+    """Return what keeps the shapes of Input layers on one line."""
+    return {
         f"layer[{index}].input_param": Comment(is_inline=True)
         for index, layer in enumerate(net.layer)
         if layer.type == "Input"
     }
+
+
+def move_comments(
+    comments: Mapping[str, Comment], moves: Mapping[int, int], net: pb.NetParameter
+) -> dict[str, Comment]:
+    """Return the comments of the fields that are still there; a layer that lost fields keeps its own.
+
+    `moves` maps the index of each layer that stays to that in the new net.
+    """
+    moved = dict[str, Comment]()
     for path, comment in comments.items():
         match = LAYER.match(path)
         if match is None:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.deploy import Deploy
+from caffe_recipes.caffe.deploy import Deploy, move_comments
 from caffe_recipes.caffe.dialects.unsupported_names import DEPTHWISE
 from caffe_recipes.caffe.layer_types.convolution import as_depthwise
 from caffe_recipes.caffe.layer_types.dimensions import LayerShapes
-from caffe_recipes.caffe.prototxt import LAYER
+from caffe_recipes.caffe.prototxt import Comment
 from caffe_recipes.caffe.shapes import infer_shapes
 
 _Rewrite = Callable[[LayerShapes], list[pb.LayerParameter] | None]  # None: as it is
@@ -36,13 +36,19 @@ def rewrite_for_opencv(deploy: Deploy) -> Deploy:
         made.layer.extend(layers)
     if not changed:
         return deploy
-    comments = {}
-    for path, comment in deploy.comments.items():
-        match = LAYER.match(path)
-        moved = path if match is None else f"layer[{moves[int(match[1])]}]{path[match.end() :]}"
-        comments[moved] = comment
+    comments = move_comments(_name_blocks(deploy), moves, made)
     note = f"written as layers that OpenCV has: {', '.join(changed)}"
     return replace(deploy, net=made, comments=comments, notes=(*deploy.notes, note))
+
+
+def _name_blocks(deploy: Deploy) -> dict[str, Comment]:
+    """Return the comments of a net, with those of a Tile's block at the block of the Concat."""
+    tiles = {f"layer[{index}].tile_param" for index, one in enumerate(deploy.net.layer) if one.type == "Tile"}
+    named = dict[str, Comment]()
+    for path, comment in deploy.comments.items():
+        block = ".".join(path.split(".")[:2])
+        named[path.replace(".tile_param", ".concat_param", 1) if block in tiles else path] = comment
+    return named
 
 
 def _copy(layer: pb.LayerParameter) -> pb.LayerParameter:

@@ -11,7 +11,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import Deploy, derive_deploy
 from caffe_recipes.caffe.fold_norms import fold_file
-from caffe_recipes.caffe.prototxt import parse_prototxt, render_prototxt
+from caffe_recipes.caffe.prototxt import parse_document, parse_prototxt, render_checked, render_prototxt
 from caffe_recipes.caffe.weights import save_message
 from caffe_recipes.errors import WeightsError
 
@@ -50,6 +50,17 @@ def test_a_folded_net_predicts_what_the_net_does(tmp_path: Path) -> None:
     assert [layer.name for layer in folded.net.layer] == ["data", "c", "p"]
     assert [layer.name for layer in new.layer] == ["c"]
     np.testing.assert_allclose(predict(folded, new), predict(deploy, weights), atol=1e-5)
+
+
+def test_comments_of_fields_that_are_folded_are_no_error(tmp_path: Path) -> None:
+    save_message(random_weights(), tmp_path / "n.caffemodel")
+    text = NET.replace("kernel_size: 3 bias_term: false", "kernel_size: 3 # 3x3\nbias_term: false # none\n")
+    document = parse_document(text, "net.prototxt", pb.NetParameter)
+    deploy = derive_deploy(document.message, comments=document.comments)
+    folded, _ = fold_file(deploy, tmp_path / "n.caffemodel")
+    written = render_checked(folded.net, folded.comments)
+    assert "# 3x3" in written
+    assert "# none" not in written
 
 
 def merge_scale(weights: pb.NetParameter) -> None:
