@@ -5,6 +5,8 @@ OpenCV ignores what it does not know, and then predicts something else without a
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -115,16 +117,28 @@ def _nearest(name: str, wanted: NDArray[np.float32], made: list[NDArray[np.float
 
 
 def make_weights(net: pb.NetParameter) -> pb.NetParameter:
-    """Return random weights for a net that keep the size of its values, and positive variances."""
+    """Return random weights for a net that keep the size of its values, and positive variances.
+
+    Layers that share a blob by the name of a param have the same one, since OpenCV reads that of each layer.
+    """
     random, weights = np.random.default_rng(0), pb.NetParameter()
+    shared = dict[str, NDArray[np.float32]]()
     for one in infer_shapes(net, pb.TEST).layers:
         layer = weights.layer.add(name=one.layer.name, type=one.layer.type)
-        for shape in one.learned or ():
+        names = itertools.chain((param.name for param in one.layer.param), itertools.repeat(""))
+        for shape, name in zip(one.learned or (), names, strict=False):
             dims = [dim or 1 for dim in shape]
-            if max(dims, default=1) < np.prod(dims):  # not one value per channel, such as 1xCx1x1
-                values = random.standard_normal(dims) * (2 / np.prod(dims[1:])) ** 0.5
-            else:
-                values = random.uniform(0.5, 1.5, dims)
-            fill_blob(layer.blobs.add(), dims, values.astype("<f4").tobytes())
+            values = shared[name] if name in shared else _make_values(random, dims)
+            if name:
+                shared[name] = values
+            fill_blob(layer.blobs.add(), dims, values.tobytes())
     weights.layer.add(name="without blobs").blobs.add(shape=pb.BlobShape(dim=[1]), data=[0.0])
     return weights
+
+
+def _make_values(random: np.random.Generator, dims: Sequence[int]) -> NDArray[np.float32]:
+    if max(dims, default=1) < np.prod(dims):  # not one value per channel, such as 1xCx1x1
+        values = random.standard_normal(dims) * (2 / np.prod(dims[1:])) ** 0.5
+    else:
+        values = random.uniform(0.5, 1.5, dims)
+    return values.astype("<f4")

@@ -40,6 +40,10 @@ def layer(text: str, tops: str = 'top: "y"') -> str:
         layer('type: "SpatialDropout"'),
         layer('type: "Tile" tile_param { tiles: 3 }'),
         layer('type: "Pooling" pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 }'),
+        layer('type: "InnerProduct" param { name: "w" } param { } inner_product_param { num_output: 5 }')
+        + layer('type: "InnerProduct" param { name: "w" } inner_product_param { num_output: 5 }').replace(
+            'name: "l" bottom: "data" top: "y"', 'name: "twin" bottom: "data" top: "z"'
+        ),
         layer('type: "InnerProduct" inner_product_param { num_output: 5 }')
         + 'layer { name: "prob" type: "Softmax" bottom: "y" top: "prob" }',
     ],
