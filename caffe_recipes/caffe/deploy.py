@@ -180,14 +180,13 @@ def _select(
         return select_layers(net, phase, state.level, stages)
 
     named = dict.fromkeys(name for layer in net.layer for rule in layer.include for name in rule.stage)
-    choices = [(pb.TEST, [*state.stage]), (pb.TRAIN, [*state.stage])]
-    if not state.stage:
-        choices += [(pb.TEST, [name]) for name in reversed(named)]
+    others = [] if state.stage else [(pb.TEST, [name]) for name in reversed(named)]
+    choices = [(pb.TEST, [*state.stage]), *others, (pb.TRAIN, [*state.stage])]
     with_data = [] if net.input else [choice for choice in choices if any(map(_is_data, select(*choice)))]
     phase, stages = with_data[0] if with_data else choices[0]
     kept, notes = select(pb.TEST, stages), []
     if stages != choices[0][1]:
-        notes.append(f"only stages have data: the layers are those of stage '{stages[0]}'")
+        notes.append(f"phase TEST has data only in stages: the layers are those of stage '{stages[0]}'")
     if phase == pb.TRAIN:
         kept = [*filter(_is_data, select(phase, stages)), *kept]
         notes.append("phase TEST has no data layer: the images are those of phase TRAIN")

@@ -208,10 +208,22 @@ def test_data_that_only_stages_have_are_found() -> None:
     text, outputs, notes = derive(staged, DeployOptions())
     assert text.split() == DEPLOY.split()
     assert outputs == ("prob",)
-    assert notes[-1] == "only stages have data: the layers are those of stage 'val'"
+    assert notes[-1] == "phase TEST has data only in stages: the layers are those of stage 'val'"
     text, _, notes = derive(staged, DeployOptions(state=pb.NetState(stage=["train"])))
     assert "dim: 6 dim: 6" in text
     assert len(notes) == 1  # on the losses
+
+
+def test_test_data_that_only_stages_have_come_before_those_of_training() -> None:
+    data = NET[NET.index("layer {") : NET.index("# the first")]
+    train = data.replace("phase: TEST", "phase: TRAIN").replace("crop_size: 8", "crop_size: 5")
+    on_train, on_test = (data.replace("phase: TEST", f'phase: TEST stage: "{name}"') for name in ("x", "y"))
+    text = (
+        train + on_train.replace("crop_size: 8", "crop_size: 6") + on_test + NET[NET.index("# the first") :]
+    )
+    text, _, notes = derive(text, DeployOptions())
+    assert "dim: 8 dim: 8" in text
+    assert notes[-1] == "phase TEST has data only in stages: the layers are those of stage 'y'"
 
 
 def test_a_second_top_of_unknown_size_is_not_asked_of_the_option_for_images() -> None:
