@@ -7,15 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.message import Message
+
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import Deploy, DeployOptions, derive_deploy
-from caffe_recipes.caffe.dialects import find_dialect
+from caffe_recipes.caffe.dialects import find_dialect, layer_type_dialects, nearest_layer_type
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
+from caffe_recipes.caffe.dialects.schema import list_unknown_names
+from caffe_recipes.caffe.dialects.unsupported_names import TYPES
+from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.caffe.model_folder import DEPLOY, search_model
-from caffe_recipes.caffe.prototxt import MOST_BYTES, NO_COMMENTS, Comment, encode_prototxt
+from caffe_recipes.caffe.prototxt import (
+    MOST_BYTES,
+    NO_COMMENTS,
+    Comment,
+    Document,
+    encode_prototxt,
+    is_kind,
+)
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.caffe.weights import serialize
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, PrototxtError, join_errors
 from caffe_recipes.files.atomic_writes import check_output, output_error, write_whole
 from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.limits import limit
@@ -50,12 +62,34 @@ def load_deploy(given: str, choices: DeployChoices) -> Deploy:
     found = load_given_net(given, pb.TEST, choices.caffe_root, choices.max_bytes)
     comments: Mapping[str, Comment] = NO_COMMENTS
     if found.document is not None:
+        _refuse_slips(found.document)
         upgraded = upgrade_document(found.document)
         if upgraded.message == found.message:
             comments = upgraded.comments
     options = DeployOptions(choices.image, choices.batch, choices.losses, found.state)
     images = image_reader(None, choices.caffe_root, [])
     return derive_deploy(found.message, options, comments=comments, images=images, path=found.path)
+
+
+def _refuse_slips(document: Document[Message]) -> None:
+    """Raise PrototxtError for the fields of a net, and the types of its layers, that no known Caffe has.
+
+    A data layer of any type becomes an Input, so that only a likely slip is refused.
+    """
+    errors, types = list_unknown_names(document), set[str]()
+    layers = document.message.layer if is_kind(document.message, pb.NetParameter) else ()
+    for index, layer in enumerate(layers):
+        if layer.type in types or layer.type in LAYER_TYPES or layer.type in TYPES:
+            continue
+        near = nearest_layer_type(layer.type)
+        if (near or layer.bottom) and not layer_type_dialects(layer.type):
+            types.add(layer.type)
+            what = f"has type '{layer.type}', which no known Caffe has" if layer.type else "has no type"
+            hint = f"did you mean '{near}'?" if near else "docs/engine.md lists the types that are known"
+            where = document.where(f"layer[{index}].type")
+            errors.append(PrototxtError(where, f"layer '{layer.name}' {what}", hint))
+    if errors:
+        raise join_errors(errors)
 
 
 def check_dialect(deploy: Deploy, dialect: str, path: str) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.deploy import DeployChoices, load_deploy, write_deploy
-from tests.caffe.test_deploy import DEPLOY
+from tests.caffe.test_deploy import DEPLOY, NET
 
 
 def test_weights_beside_the_net_replace_no_other_weights(tmp_path: Path) -> None:
@@ -39,6 +39,44 @@ def test_the_net_of_a_finished_run_is_found_by_its_name_after_recipes_and_files(
     assert load_deploy("digits-local", choices).path == "digits-local:train_val"
     with pytest.raises(InputError, match="unknown recipe 'mine-1'"):
         load_deploy("mine-1", DeployChoices())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        (
+            "kernel_size: 3",
+            "kernel_sise: 3",
+            r":11:37: ConvolutionParameter has no field 'kernel_sise'; did you mean 'kernel_size'",
+        ),
+        (
+            '"BatchNorm"',
+            '"Batchnorm"',
+            r":13:21: layer 'bn1' has type 'Batchnorm'.*; did you mean 'BatchNorm'\?",
+        ),
+        ('"SoftmaxWithLoss"', '"SoftMaxWithLoss"', "did you mean 'SoftmaxWithLoss'"),
+        ('"Data"', '"data"', "did you mean 'Data'"),
+        ('"BatchNorm"', '"Sudoku"', "'Sudoku', which no known Caffe has; docs/engine.md lists the types"),
+        ('type: "BatchNorm"', "", "layer 'bn1' has no type"),
+    ],
+)
+def test_fields_and_types_that_no_known_caffe_has_are_refused(
+    tmp_path: Path, old: str, new: str, error: str
+) -> None:
+    (tmp_path / "net.prototxt").write_text(NET.replace(old, new))
+    with pytest.raises(PrototxtError, match=error):
+        load_deploy(str(tmp_path / "net.prototxt"), DeployChoices())
+
+
+def test_fields_and_types_of_forks_and_data_layers_of_any_type_stay(tmp_path: Path) -> None:
+    text = NET.replace('"Data"', '"MyRecords"').replace(
+        'type: "Silence"', 'type: "Silence" forward_type: FLOAT16'
+    )
+    text = text.replace('"BatchNorm"', '"Mish"').replace('type: "InnerProduct"', 'type: "GroupNorm"')
+    text = text.replace("kernel_size: 3", "kernel_size: 3 filter_group: 1")
+    (tmp_path / "net.prototxt").write_text(text)
+    made = load_deploy(str(tmp_path / "net.prototxt"), DeployChoices(image=(3, 8, 8))).net
+    assert [layer.type for layer in made.layer] == ["Input", "Convolution", "Mish", "GroupNorm", "Softmax"]
 
 
 @pytest.mark.parametrize("weights", [None, pb.NetParameter(name="n")])

@@ -22,7 +22,13 @@ from caffe_recipes.caffe.dialects import (
     names_of,
 )
 from caffe_recipes.caffe.dialects.convert import convert_document
-from caffe_recipes.caffe.dialects.schema import describe_name, foreign_values, is_known, outer_foreign
+from caffe_recipes.caffe.dialects.schema import (
+    foreign_values,
+    is_known,
+    is_of_fork,
+    list_unknown_names,
+    outer_foreign,
+)
 from caffe_recipes.caffe.dialects.unsupported_names import FIELDS, find_fork_type
 from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.caffe.prototxt import Document, is_kind
@@ -132,14 +138,11 @@ def to_engine_net(document: Document[Any]) -> pb.NetParameter:
 
 
 def _unrun_errors(document: Document[Any], unrun: Sequence[ForeignName]) -> list[InputError]:
-    errors, others = list[InputError](), dict[str, None]()
-    for name in unrun:
-        if is_known(name) or (name.owner.removeprefix("V1"), name.name) in FIELDS:
-            others[f"{name.owner}.{name.name}"] = None
-        else:
-            errors.append(PrototxtError(document.place(name.offset), *describe_name(name)))
+    errors: list[InputError] = [*list_unknown_names(document)]
+    others = [f"{name.owner}.{name.name}" for name in unrun if is_known(name) or is_of_fork(name)]
     if others:
-        what = f"has fields of another Caffe that the engine does not run: {', '.join(others)}"
+        names = ", ".join(dict.fromkeys(others))
+        what = f"has fields of another Caffe that the engine does not run: {names}"
         errors.append(InputError(document.path, what, "docs/engine.md lists what it runs"))
     return errors
 

@@ -30,7 +30,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import Definition, field_dialects, load_dialects, names_of
-from caffe_recipes.caffe.dialects.unsupported_names import FIELDS
+from caffe_recipes.caffe.dialects.unsupported_names import FIELDS, find_fork_type
 from caffe_recipes.caffe.prototxt import (
     KINDS,
     MOST_BYTES,
@@ -41,7 +41,7 @@ from caffe_recipes.caffe.prototxt import (
     parse_document,
     read_prototxt,
 )
-from caffe_recipes.caffe.text.hints import hint_for_field, hint_for_value
+from caffe_recipes.caffe.text.hints import OLD_TYPES, hint_for_field, hint_for_value
 from caffe_recipes.caffe.text.parser import Foreign, ForeignName, UnknownNameError, foreign_block, survey_text
 from caffe_recipes.caffe.text.writer import FIRST_FOREIGN
 from caffe_recipes.errors import PrototxtError
@@ -116,6 +116,21 @@ def describe_name(name: ForeignName) -> tuple[str, str]:
         return f"{name.owner} has no field '{name.name}'", hint_for_field(name.owner, known, name.name)
     values = names_of(name.owner)
     return f"{name.owner} has no value '{name.name}'", hint_for_value(name.owner, [*values], name.name)
+
+
+def list_unknown_names(document: Document[Any]) -> list[PrototxtError]:
+    """Return an error for each name in a document that no known Caffe has: its place, and what was meant."""
+    return [
+        PrototxtError(document.place(name.offset), *describe_name(name))
+        for name in outer_foreign(document)
+        if not (is_known(name) or is_of_fork(name))
+    ]
+
+
+def is_of_fork(name: ForeignName) -> bool:
+    """Return whether a public fork that is not a dialect has a name: a field, or the type of an old layer."""
+    is_type = name.owner == OLD_TYPES and find_fork_type(name.name) is not None
+    return is_type or (name.owner.removeprefix("V1"), name.name) in FIELDS
 
 
 def foreign_values(message: Message, prefix: str = "") -> Iterator[tuple[str, str, str, Any]]:
