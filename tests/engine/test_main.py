@@ -18,7 +18,10 @@ from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.engine.main import check_modules, main, parse_flags
 from caffe_recipes.errors import InputError
 from caffe_recipes.standard_streams import drop_output
+from tests.cli.command_line import call_main
 from tests.engine.conftest import only_line
+from tests.extras import needs_local
+from tests.test_docs import ROOT, read_blocks
 
 Run = Callable[..., tuple[int, str]]
 Change = Callable[..., None]
@@ -313,6 +316,20 @@ def test_the_log_says_what_an_iteration_takes_and_that_debug_info_prints_nothing
     log = run("train", "-solver", "solver.prototxt")[1]
     assert "] Training with 1 rank, global batch size 12\n" in log
     assert log.count("] debug_info is ignored") == 1
+
+
+@needs_local
+def test_the_example_of_the_documentation_learns_the_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = read_blocks(ROOT / "docs" / "engine.md", "prototxt")
+    for name, text in zip(("net.prototxt", "solver.prototxt"), shown, strict=True):
+        (tmp_path / name).write_text(text)
+    assert call_main("data", "build", "digits").returncode == 0
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 0
+    assert float(log.rpartition(": top-1 = ")[2].partition("\n")[0]) > 0.97
 
 
 def test_zero_iterations_write_the_initial_weights(case: Path, run: Run, change: Change) -> None:
