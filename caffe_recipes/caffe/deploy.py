@@ -159,7 +159,7 @@ def derive_deploy(
     _check_shapes(made, batches, where)
     read = {blob for layer in made.layer for blob in layer.bottom}
     outputs = dict.fromkeys(top for layer in made.layer for top in layer.top if top not in read)
-    moved = _inline_inputs(made) | move_comments(comments, moves, made)
+    moved = _inline_inputs(made) | keep_comments(comments, moves, made)
     notes += _note_batch_norms(made)
     return Deploy(made, moved, tuple(outputs) or (made.layer[-1].top[0],), tuple(notes), path)
 
@@ -432,7 +432,7 @@ def _inline_inputs(net: pb.NetParameter) -> dict[str, Comment]:
     }
 
 
-def move_comments(
+def keep_comments(
     comments: Mapping[str, Comment], moves: Mapping[int, int], net: pb.NetParameter
 ) -> dict[str, Comment]:
     """Return the comments of the fields that are still there; a layer that lost fields keeps its own.

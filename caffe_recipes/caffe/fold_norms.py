@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.deploy import Deploy, move_comments
+from caffe_recipes.caffe.deploy import Deploy, keep_comments
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape, stats_images
 from caffe_recipes.caffe.weights import blob_shape, blob_values, load_weights
 from caffe_recipes.errors import WeightsError
@@ -51,7 +51,7 @@ def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
     made.layer.extend(net.layer[number] for number in places)
     folded = pb.NetParameter(name=net.name)
     folded.layer.extend(known[layer.name] for layer in made.layer if layer.name in known)
-    comments = move_comments(deploy.comments, {old: new for new, old in enumerate(places)}, made)
+    comments = keep_comments(deploy.comments, {old: new for new, old in enumerate(places)}, made)
     note = f"{len(gone)} layers folded into the convolutions before them"
     return replace(deploy, net=made, comments=comments, notes=(*deploy.notes, note)), folded
 

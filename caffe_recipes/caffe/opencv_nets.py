@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.deploy import Deploy, move_comments
+from caffe_recipes.caffe.deploy import Deploy, keep_comments
 from caffe_recipes.caffe.dialects.unsupported_names import DEPTHWISE
 from caffe_recipes.caffe.layer_types.convolution import as_depthwise
 from caffe_recipes.caffe.layer_types.dimensions import LayerShapes
@@ -36,7 +36,7 @@ def rewrite_for_opencv(deploy: Deploy) -> Deploy:
         made.layer.extend(layers)
     if not changed:
         return deploy
-    comments = move_comments(_name_blocks(deploy), moves, made)
+    comments = keep_comments(_name_blocks(deploy), moves, made)
     note = f"written as layers that OpenCV has: {', '.join(changed)}"
     return replace(deploy, net=made, comments=comments, notes=(*deploy.notes, note))
 
