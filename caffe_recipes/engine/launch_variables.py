@@ -91,6 +91,16 @@ def check_store(environment: Mapping[str, str]) -> None:
         raise InputError("MASTER_PORT", f"is {port}", "give 1 to 65535")
 
 
+def count_lone_tasks(environment: Mapping[str, str]) -> int:
+    """Return the number of tasks in this srun step if this one trains alone, as for commands without ranks.
+
+    >>> count_lone_tasks({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "8"}), count_lone_tasks({})
+    (8, 1)
+    """
+    tasks = None if _ONLY_TORCHRUN in environment else _read(environment, _OF_SRUN)
+    return tasks[1] if tasks and find_place(environment).size == 1 else 1
+
+
 def _read(environment: Mapping[str, str], launcher: tuple[str, str, str]) -> tuple[int, int] | None:
     """Return the rank and the number of ranks in a launcher's variables, if there are several ranks."""
     rank, size, _ = launcher

@@ -21,7 +21,7 @@ from pathlib import Path
 from caffe_recipes.engine.communication import AgreedFailure, Ranks, join_ranks
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.heap import keep_large_blocks
-from caffe_recipes.engine.launch_variables import check_store, find_place
+from caffe_recipes.engine.launch_variables import check_store, count_lone_tasks, find_place
 from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.engine.signal_requests import SIGNAL_EFFECTS, SignalRequests
 from caffe_recipes.engine.usage import render_usage
@@ -277,6 +277,9 @@ def _train(flags: Flags) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # both are read when torch is imported
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are stack traces
     log = Log(enabled=place.rank == 0)
+    if (tasks := count_lone_tasks(os.environ)) > 1:
+        advice = "set MASTER_ADDR and MASTER_PORT, or use --mpi=pmi2, if they are ranks"
+        log.warning("caffe-torch", f"trains alone, as each of the {tasks} tasks of this srun does; {advice}")
     requests = SignalRequests()
     requests.listen(flags.sigint_effect, flags.sighup_effect)
     world, code = Ranks(), 0

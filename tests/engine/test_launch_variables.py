@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.engine.launch_variables import RankPlace, check_store, find_place, rank_on_host
+from caffe_recipes.engine.launch_variables import (
+    RankPlace,
+    check_store,
+    count_lone_tasks,
+    find_place,
+    rank_on_host,
+)
 from caffe_recipes.errors import InputError
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}
@@ -56,6 +62,12 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
 )
 def test_a_rank_is_that_of_the_innermost_launcher(environment: dict[str, str], place: RankPlace) -> None:
     assert find_place(environment) == place
+
+
+def test_a_task_of_srun_knows_how_many_others_train_alone() -> None:
+    made = (STEP, PMIX | STEP, STEP | STORE, HYDRA | STEP, TORCHRUN | STEP)
+    counts = [count_lone_tasks(environment) for environment in made]
+    assert counts == [3, 3, 1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,16 @@ def test_the_example_of_the_documentation_learns_the_digits(
     assert float(log.rpartition(": top-1 = ")[2].partition("\n")[0]) > 0.97
 
 
+def test_a_task_of_srun_that_trains_alone_says_so(
+    case: Path, run: Run, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 0
+    assert "trains alone, as each of the 8 tasks of this srun does; set MASTER_ADDR and MASTER_PORT" in log
+
+
 def test_zero_iterations_write_the_initial_weights(case: Path, run: Run, change: Change) -> None:
     change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 0"))
     code, log = run("train", "-solver", "solver.prototxt")
