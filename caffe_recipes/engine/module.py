@@ -26,6 +26,8 @@ from caffe_recipes.wording import describe_count
 
 _Slot = tuple[nn.Module, str]  # the module of a layer, and the name of one of its blobs
 
+_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)  # what torch.autocast converts: not float64
+
 
 class CaffeModule(nn.Module):
     """A net in phase TEST: its inputs are those of its Input layers, in order, of any batch size.
@@ -125,7 +127,8 @@ class CaffeModule(nn.Module):
             if not isinstance(x, Tensor):
                 convert = "; convert it: torch.from_numpy(x)" if isinstance(x, np.ndarray) else ""
                 raise TypeError(f"input '{name}' is a {type(x).__name__}, not a tensor{convert}")
-        given = dict(zip(self.input_indexes, self._as_weights(inputs), strict=True))
+        inputs = self._cast_inputs(inputs)
+        given = dict(zip(self.input_indexes, inputs, strict=True))
         self.resize([tuple(x.shape) for x in inputs])
         values = dict(given)
         for call, slots in self._calls:
@@ -140,28 +143,30 @@ class CaffeModule(nn.Module):
                         del values[index]
         return values
 
-    def _as_weights(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return inputs in the type of the weights, to which whole numbers are converted, as in Caffe.
+    def _cast_inputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return inputs in the type of the weights, to which integers are converted, as in Caffe.
 
-        Raises DataError for floats of another type, unless autocast converts them, and for whole numbers that
-        the type of the weights does not hold.
+        Raises DataError for other numbers, except for floats that autocast converts, and for integers that
+        weights of 16 bits cannot represent. A net without weights takes any floats.
         """
         mine = next(self.parameters(), None)
-        if mine is None:
-            return list(inputs)
-        return [self._as_type(mine.dtype, name, x) for name, x in zip(self.input_names, inputs, strict=True)]
+        return [
+            self._cast(None if mine is None else mine.dtype, name, x)
+            for name, x in zip(self.input_names, inputs, strict=True)
+        ]
 
-    def _as_type(self, dtype: torch.dtype, name: str, x: Tensor) -> Tensor:
-        if x.dtype == dtype or (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
-            return x
-        if x.is_floating_point():
-            what = f"input '{name}' is {_type_name(x.dtype)}, but the weights are {_type_name(dtype)}"
-            raise DataError(self.net.path, what, f"convert it: x.to(torch.{_type_name(dtype)})")
-        converted = x.to(dtype)
-        if not torch.equal(converted.to(x.dtype), x):
-            what = f"input '{name}' has numbers that {_type_name(dtype)} does not hold"
+    def _cast(self, dtype: torch.dtype | None, name: str, x: Tensor) -> Tensor:
+        if x.is_complex() or (x.is_floating_point() and x.dtype != (dtype or x.dtype)):
+            if x.dtype in _AUTOCAST and torch.is_autocast_enabled(x.device.type):
+                return x
+            takes = _type_name(dtype or torch.float32)
+            what = f"input '{name}' is {_type_name(x.dtype)}, but the weights are {takes}"
+            hint = "give real numbers" if x.is_complex() else f"convert it: x.to(torch.{takes})"
+            raise DataError(self.net.path, what, hint)
+        if dtype is not None and dtype.itemsize == 2 and not x.is_floating_point() and x.dtype.itemsize > 1:
+            what = f"input '{name}' is {_type_name(x.dtype)}, which {_type_name(dtype)} cannot represent"
             raise DataError(self.net.path, what, "use the weights in float32")
-        return converted
+        return x if x.is_floating_point() else x.to(dtype or torch.float32)
 
     def resize(self, shapes: Sequence[TensorShape]) -> None:
         """Set the net up for inputs of these shapes. Raises InputError if it does not take them."""

@@ -113,15 +113,52 @@ def test_the_state_dict_is_named_by_layer_and_role_and_can_be_loaded(tmp_path: P
     assert doubled(x.double()).dtype == torch.float64
 
 
-def test_whole_numbers_become_the_type_of_the_weights_and_other_floats_are_refused(tmp_path: Path) -> None:
-    module = load_module(*write_net(tmp_path, NET))
-    image = torch.randint(0, 256, (1, 3, 6, 6), dtype=torch.uint8)
-    assert torch.equal(module(image), module(image.float()))
-    wrong = r"'data' is float64, but the weights are float32.*x.to\(torch.float32"
+POOLING = (
+    NET[: NET.index("layer {", 9)]
+    + """layer { name: "pool" type: "Pooling" bottom: "data" top: "pool"
+  pooling_param { kernel_size: 2 stride: 2 } }
+"""
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int64])
+def test_integers_become_the_type_of_the_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+    image = torch.randint(0, 2, (1, 3, 6, 6)).to(dtype)
+    if dtype == torch.int64:
+        image += 2**24 + 1  # float32 rounds it, as Caffe does
+    norm = '"BatchNorm" batch_norm_param { use_global_stats: false }'
+    for text in (NET, POOLING, NET.replace('"BatchNorm"', norm)):
+        module = load_module(*write_net(tmp_path, text))
+        assert torch.equal(module(image), module(image.float()))
+
+
+def test_the_conversion_of_integers_reads_no_values(tmp_path: Path) -> None:
+    module = load_module(*write_net(tmp_path, NET)).to("meta")
+    assert module(torch.zeros(1, 3, 6, 6, dtype=torch.int64, device="meta")).dtype == torch.float32
+
+
+def test_numbers_that_are_not_those_of_the_weights_are_refused_by_name(tmp_path: Path) -> None:
+    module, x = load_module(*write_net(tmp_path, NET)), torch.ones(1, 3, 6, 6)
+    wrong = r"input 'data' is float64, but the weights are float32; convert it: x.to\(torch.float32\)$"
     with pytest.raises(DataError, match=wrong):
-        module(image.double())
-    with pytest.raises(DataError, match="'data' has numbers that bfloat16 does not hold"):
-        module.bfloat16()(image.long() + 257)
+        module(x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(x.half()).shape == (1, 5)
+        with pytest.raises(DataError, match=wrong):
+            module(x.double())
+    pooling = load_module(*write_net(tmp_path, POOLING))
+    for each in (module, pooling):
+        with pytest.raises(DataError, match=r"is complex64, but the weights are float32; give real numbers$"):
+            each(x + 1j)
+    assert pooling(x.double()).dtype == torch.float64
+
+
+def test_integers_that_weights_of_16_bits_cannot_represent_are_refused(tmp_path: Path) -> None:
+    module, image = load_module(*write_net(tmp_path, NET)).bfloat16(), torch.full((1, 3, 6, 6), 200)
+    assert torch.equal(module(image.to(torch.uint8)), module(image.bfloat16()))
+    wrong = r"input 'data' is int64, which bfloat16 cannot represent; use the weights in float32$"
+    with pytest.raises(DataError, match=wrong):
+        module(image)
 
 
 @pytest.mark.parametrize(
