@@ -123,7 +123,11 @@ def find_model(given: str, root: Path) -> Path:
     if not root.is_dir():
         raise InputError(root, "no such folder", "give the one that contains `runs` with --caffe-root")
     is_file = Path(given).suffix in (".caffemodel", ".h5", ".prototxt")
-    hint = "give both files as --net and --weights" if is_file else "a finished run has model/model.json"
+    hint = (
+        "give both files as --net and --weights"
+        if is_file
+        else "give a finished run, and the folder that contains `runs` with --caffe-root"
+    )
     raise InputError(given, "is not a model, nor a run that has one", hint)
 
 

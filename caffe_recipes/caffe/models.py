@@ -17,6 +17,7 @@ from tokenize import TokenError
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.model_folder import (
     DEPLOY,
+    DESCRIPTION,
     WEIGHTS,
     ModelDescription,
     describe_transform,
@@ -45,13 +46,17 @@ class LooseFiles:
 
 @dataclass(frozen=True)
 class Model:
-    """A deploy net, its weights, and how images become its input; `is_resized` if to its size first."""
+    """A deploy net, its weights, and how images become its input; `is_resized` if to its size first.
+
+    `described_in` is the file that has the names of the classes, for errors.
+    """
 
     net: Path
     weights: Path
     description: ModelDescription
     transform: pb.TransformationParameter
     is_resized: bool = False
+    described_in: Path = Path(DESCRIPTION)
 
 
 def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
@@ -69,7 +74,8 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
             raise InputError("", "no model is given", "name a run, or give --net and --weights")
         folder = find_model(given, root)
         found = load_model(folder)
-        return Model(folder / DEPLOY, folder / WEIGHTS, found, found.transform_of(folder))
+        transform, described_in = found.transform_of(folder), folder / DESCRIPTION
+        return Model(folder / DEPLOY, folder / WEIGHTS, found, transform, described_in=described_in)
     if given is not None:
         raise InputError(given, "is a second model beside --net", "give a run, or --net and --weights")
     if loose.transform_of is not None:
@@ -79,7 +85,8 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
         folder = find_model(loose.transform_of, root)
         found = load_model(folder)
         described = ModelDescription(name="", classes=found.classes, shape=(), transform=found.transform)
-        return Model(loose.net, loose.weights, described, found.transform_of(folder))
+        transform, described_in = found.transform_of(folder), folder / DESCRIPTION
+        return Model(loose.net, loose.weights, described, transform, described_in=described_in)
     if not 1e-30 < abs(loose.scale) < 1e30:  # Caffe computes in float32
         raise InputError("--scale", f"{loose.scale:g} is not a scale of pixels", "give e.g. 0.0078125")
     means = _mean_values(loose.mean)
@@ -89,7 +96,7 @@ def open_model(given: str | None, loose: LooseFiles, root: Path) -> Model:
     transform = pb.TransformationParameter(scale=loose.scale, mean_value=means)
     names = None if loose.names is None else _load_names(loose.names)
     described = ModelDescription(name="", classes=names, shape=(), transform=describe_transform(transform))
-    return Model(loose.net, loose.weights, described, transform, is_resized=True)
+    return Model(loose.net, loose.weights, described, transform, True, loose.names or loose.net)
 
 
 def _mean_values(mean: str | None) -> Sequence[float]:

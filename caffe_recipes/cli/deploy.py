@@ -40,7 +40,7 @@ from caffe_recipes.review.deploy import (
     "image",
     callback=image_size,
     metavar="C,H,W",
-    help="Size of the images, e.g. 3,224,224 [default: that of the TEST data]",
+    help="Size of the images, e.g. 3,224,224, or 50,1,1 for 50 numbers [default: that of the TEST data]",
 )
 @click.option(
     "--batch",

@@ -48,8 +48,8 @@ def parse_log(
     Logs of any Caffe are read, also of several ranks, whose lines have labels (`mpiexec -l`, `srun -l`), or
     of several runs. Without --csv or --json, print a summary. Lines that are not about the training, or that
     are torn, are counted. RUN is the folder or name of a run (digits-local-1), for the logs of its launches
-    that show a loss. `-` is standard input; a log may be compressed by gzip. A log that cannot be read is
-    reported on standard error; the others are printed, and the exit code is 2.
+    and evaluations that show a loss. `-` is standard input; a log may be compressed by gzip. A log that
+    cannot be read is reported on standard error; the others are printed, and the exit code is 2.
     """
     from caffe_recipes.run.monitor.curves import find_measured_logs, is_run
     from caffe_recipes.run.monitor.tensorboard import write_event_files

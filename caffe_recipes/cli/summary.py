@@ -34,7 +34,9 @@ def image_size(
         return None
     parts = text.replace("x", ",").split(",")
     if len(parts) != 3 or not all(part.isdecimal() and 0 < int(part) <= _MOST_DIM for part in parts):
-        raise click.BadParameter(f"'{text}' is not channels,height,width; e.g. 3,256,256")
+        raise click.BadParameter(
+            f"'{text}' is not channels,height,width; e.g. 3,256,256, or 50,1,1 for 50 numbers"
+        )
     channels, height, width = map(int, parts)
     return channels, height, width
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types import type_of
-from caffe_recipes.caffe.shapes import stats_images
+from caffe_recipes.caffe.shapes import select_layers, stats_images
 from caffe_recipes.caffe.weights import load_weights
 from caffe_recipes.engine.calls import Call
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.nodes import LayerNode
-from caffe_recipes.engine.operators.data import DataContext
+from caffe_recipes.engine.operators.data import SOURCES, DataContext
 from caffe_recipes.engine.operators.operator import TensorShape
 from caffe_recipes.engine.settings import load_net
 from caffe_recipes.engine.snapshot import check_complete, copy_weights
@@ -39,13 +39,10 @@ class CaffeModule(nn.Module):
     """
 
     def __init__(self, net: RunnableNet) -> None:
-        """Take over a net that is set up and filled. Raises InputError for one that reads data itself."""
+        """Take over a net that is set up and filled. Raises InputError for one without inputs or outputs."""
         super().__init__()
         self.net = net
         self._sources = [node for node in net.nodes if node.source is not None]
-        if other := [node.param for node in self._sources if node.param.type != "Input"]:
-            what = f"layer '{other[0].name}' ({other[0].type}) reads its data itself"
-            raise InputError(net.path, what, "derive a net with caffe-recipes deploy")
         names = {
             index: name for node in net.nodes for index, name in zip(node.tops, node.param.top, strict=False)
         }
@@ -201,9 +198,16 @@ def load_module(net: str | Path, weights: str | Path) -> CaffeModule:
 
 
 def build_module(net: pb.NetParameter, weights: pb.NetParameter, path: str, weights_path: str) -> CaffeModule:
-    """Return a net with weights as load_module does; the paths are for errors."""
+    """Return a net with weights as load_module does; the paths are for errors.
+
+    Raises InputError for a net that reads its data itself.
+    """
     quiet = Log(enabled=False)
     net.state.phase = pb.TEST
+    for layer in select_layers(net, pb.TEST):  # before it is set up, since its data may be absent
+        if layer.type in SOURCES and layer.type != "Input":
+            what = f"layer '{layer.name}' ({layer.type}) reads its data itself"
+            raise InputError(path, what, "derive a net with caffe-recipes deploy")
     made = RunnableNet(net, path, DataContext(0, 1, 0, 0, quiet), torch.Generator())
     loaded = copy_weights(made, weights, weights_path, quiet)
     check_complete(made, {weights_path: loaded}, "give the weights of this net")

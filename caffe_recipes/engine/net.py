@@ -24,7 +24,7 @@ from caffe_recipes.caffe.dialects.schema import foreign_values
 from caffe_recipes.caffe.layer_types import type_of
 from caffe_recipes.caffe.layer_types.normalization import unlearned_blobs
 from caffe_recipes.caffe.refusals import find_refusals
-from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes
+from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, show_shape
 from caffe_recipes.engine.calls import Call, Segment, divide_calls, list_calls, needs_float32
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import format_number
@@ -267,7 +267,7 @@ class RunnableNet:
         kept = self._shared.blobs().get(layer.name, []) if self._shared else []
         known = self._shared.learned_shapes().get(layer.name, ()) if self._shared else ()
         if kept and known != shapes.learned:
-            mine, other = (", ".join(map(format_shape, of)) for of in (shapes.learned, known))
+            mine, other = (", ".join(map(show_shape, of)) for of in (shapes.learned, known))
             what = f"has blobs {mine} here, but {other} in the TRAIN net"
             raise layer_error(layer, what, "give both the same settings and inputs")
         tensors = []
@@ -295,8 +295,9 @@ class RunnableNet:
         mine, theirs = shape, tuple(owner.tensor.shape)
         is_permissive = spec.share_mode == pb.ParamSpec.PERMISSIVE
         if math.prod(mine) != math.prod(theirs) if is_permissive else mine != theirs:
-            what = f"shares param '{spec.name}' of layer '{owner.layer}' ({format_shape(owner.tensor.shape)})"
-            raise layer_error(layer, f"{what} as {format_shape(shape)}", "give both the same shape")
+            first = show_shape(tuple(owner.tensor.shape))
+            what = f"shares param '{spec.name}' of layer '{owner.layer}' ({first})"
+            raise layer_error(layer, f"{what} as {show_shape(shape)}", "give both the same shape")
         for name in ("lr_mult", "decay_mult"):
             if not spec.HasField(name):
                 continue

@@ -54,7 +54,7 @@ def build_onnx(module: CaffeModule, metadata: Mapping[str, str], also: Sequence[
             failures.append(f"{where} {error}")
     if failures:
         what = f"cannot be exported to ONNX: {'; '.join(failures)}"
-        raise InputError(net.path, what, "docs/models.md lists the layers that can be")
+        raise InputError(net.path, what, "use cr.torch_module; docs/models.md says what is not exported")
     outputs = _name_blobs(graph, module, names)
     model = _assemble(graph, module, shapes, outputs)
     helper.set_model_props(model, dict(metadata))

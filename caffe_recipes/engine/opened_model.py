@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from caffe_recipes.caffe.model_folder import DESCRIPTION
 from caffe_recipes.caffe.models import Model
 from caffe_recipes.caffe.weights import load_weights
 from caffe_recipes.engine.module import CaffeModule, build_module
@@ -27,7 +26,7 @@ def open_module(model: Model) -> CaffeModule:
     if described.shape and described.shape != shapes[0][1:]:
         texts = [" x ".join(map(str, each)) for each in (described.shape, shapes[0][1:])]
         what = f"shape: is {texts[0]}, and the net beside it takes {texts[1]}"
-        raise InputError(model.net.parent / DESCRIPTION, what, "copy both files again from their run")
+        raise InputError(model.described_in, what, "copy both files again from their run")
     if len(shapes) == 1 and len(shapes[0]) == 4 and not module.word_counts:
         _check_images(model, shapes[0])
     output = find_scores(module)
@@ -40,7 +39,8 @@ def _check_images(model: Model, shape: TensorShape) -> None:
     means, channels, crop = len(model.transform.mean_value), shape[1], model.transform.crop_size
     if means not in (0, 1, channels):
         what = f"has {describe_count(means, 'value')}, and the net has {describe_count(channels, 'channel')}"
-        raise InputError("--mean", what, "give one for each channel, or one for all")
+        where = "--mean" if model.is_resized else f"{model.described_in}: transform.mean_value"
+        raise InputError(where, what, "give one for each channel, or one for all")
     if crop and shape[2:] != (crop, crop):
         what = f"takes images of {shape[2]} x {shape[3]}, but the transform crops them to {crop} x {crop}"
         raise InputError(model.net, what, "give the transform with which this net was trained")
@@ -51,8 +51,8 @@ def _check_names(model: Model, count: int) -> None:
     is_short = model.is_resized and 0 < names < count  # a run may have seen only some classes
     if names > count or is_short:
         given = describe_count(names, "name is", "names are")
-        what = f"has {describe_count(count, 'class', 'classes')}, but {given} given"
-        raise InputError(model.net, what, "give one name for each class")
+        what = f"{model.net} has {describe_count(count, 'class', 'classes')}, but {given} given"
+        raise InputError(model.described_in, what, "give one name for each class")
 
 
 def find_scores(module: CaffeModule) -> str | None:

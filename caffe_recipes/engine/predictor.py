@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.models import Model
+from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.engine.opened_model import find_scores, open_module
-from caffe_recipes.engine.operators.operator import format_shape
+from caffe_recipes.engine.operators.operator import TensorShape
 from caffe_recipes.engine.transform import Transform, decode_datum, match_caffe_opencv, resize_to
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files.bounded_reads import load_within
@@ -30,6 +31,10 @@ class Ranked(NamedTuple):
     probability: float
 
 
+def _list_blobs(names: Sequence[str], shapes: Sequence[TensorShape]) -> str:
+    return ", ".join(f"{name} ({show_shape(shape)})" for name, shape in zip(names, shapes, strict=True))
+
+
 class Predictor:
     """A model that classifies images. Raises InputError for one that does not."""
 
@@ -42,17 +47,15 @@ class Predictor:
         self.module = open_module(model)
         shapes = self.module.input_shapes
         if len(shapes) != 1 or len(shapes[0]) != 4:
-            listed = ", ".join(
-                f"{name} ({format_shape(of)})"
-                for name, of in zip(self.module.input_names, shapes, strict=True)
-            )
-            what = f"takes {listed}, which is not an image"
+            what = f"takes {_list_blobs(self.module.input_names, shapes)}, not one image"
             raise InputError(model.net, what, "give a net that predicts from one image")
         self._names = model.description.classes or ()
         output = find_scores(self.module)
         if output is None:
-            what = "does not predict one score for each class of an image"
-            raise InputError(model.net, what, "derive a net with caffe-recipes deploy --loss LAYER")
+            listed = _list_blobs(self.module.output_names, self.module.output_shapes)
+            what = f"does not predict one score for each class of an image, but {listed}"
+            hint = "call it in Python (cr.torch_module), or export it; of a net with several losses, "
+            raise InputError(model.net, what, f"{hint}caffe-recipes deploy --loss keeps one")
         self._output = output
 
     def prepare(self, image: Path) -> ImageValues:
@@ -77,7 +80,8 @@ class Predictor:
             pixels = self._transform.apply(pixels, Random(0))
             batch = self._transform.normalise([pixels])
         except ValueError as error:
-            raise DataError(image, str(error), "resize it as those of TEST") from None
+            hint = "resize it to the size that the images of the TEST data had"
+            raise DataError(image, str(error), hint) from None
         made: ImageValues = batch[0].transpose(2, 0, 1)
         if made.shape != wanted:
             sizes = [" x ".join(map(str, shape)) for shape in (made.shape, wanted)]

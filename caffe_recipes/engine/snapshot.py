@@ -13,11 +13,11 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import to_ours
 from caffe_recipes.caffe.hdf5_weights import render_state, render_weights
 from caffe_recipes.caffe.packed_blobs import fill_blob, packed_data
+from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.caffe.weights import blob_shape, blob_values, fits_shape, save_bytes, save_message
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.operators.elementwise import scales_channels
-from caffe_recipes.engine.operators.operator import format_shape
 from caffe_recipes.engine.updates import ParamGroup, view_as_blob
 from caffe_recipes.errors import InputError, WeightsError, hint_for
 from caffe_recipes.files.atomic_writes import check_replaceable
@@ -218,7 +218,7 @@ def _check_shape(
     path: str, net: str, where: str, wanted: Sequence[int], blob: pb.BlobProto, hint: str
 ) -> None:
     if not fits_shape(blob, tuple(wanted)):
-        what = f"{where} is {format_shape(blob_shape(blob))}, but {format_shape(wanted)} in {net}"
+        what = f"{where} is {show_shape(blob_shape(blob))}, but {show_shape(tuple(wanted))} in {net}"
         raise WeightsError(path, what, hint)
 
 

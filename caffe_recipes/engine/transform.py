@@ -71,7 +71,7 @@ def decode_datum(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
     except cv2.error:
         raise ValueError(f"has over {limit('image-pixels'):,} pixels") from None
     if image is None:
-        raise ValueError("is not an image that OpenCV can decode")
+        raise ValueError("is not an image that OpenCV can decode with 8 bits per channel")
     if image.dtype != np.uint8:
         raise ValueError("has more than 8 bits per channel")
     return image if image.ndim == 3 else image[:, :, None]

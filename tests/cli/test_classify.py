@@ -125,6 +125,24 @@ def test_a_net_of_loose_files_predicts_as_the_model_whose_transform_it_gets(tmp_
     assert shown[0] == shown[1] != ""
 
 
+def test_a_description_that_does_not_fit_the_net_is_one_line_that_names_it(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    cv2.imwrite(str(tmp_path / "i.png"), np.zeros((4, 4, 3), np.uint8))
+    described = tmp_path / "model.json"
+    values = json.loads(described.read_text())
+    for changes, text in (
+        (
+            {"transform": {"mean_value": [1, 2]}},
+            "transform.mean_value: has 2 values, and the net has 3 channels",
+        ),
+        ({"classes": [*"abcdef"]}, "deploy.prototxt has 5 classes, but 6 names are given; give one name for"),
+    ):
+        described.write_text(json.dumps({**values, **changes}))
+        done = call_main("classify", ".", "i.png", cwd=tmp_path)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+        assert done.stderr.startswith(f"Error: model.json: {text}")
+
+
 def test_loose_means_and_names_that_do_not_fit_the_net_are_one_line(tmp_path: Path) -> None:
     write_model(tmp_path)
     (tmp_path / "names.txt").write_text("ant\nbee\n")
@@ -132,7 +150,7 @@ def test_loose_means_and_names_that_do_not_fit_the_net_are_one_line(tmp_path: Pa
     words = ("classify", "--net", "deploy.prototxt", "--weights", "w.caffemodel", "i.png")
     for options, text in (
         (("--mean", "1,2"), "Error: --mean: has 2 values, and the net has 3 channels; give one for each"),
-        (("--names", "names.txt"), "Error: deploy.prototxt: has 5 classes, but 2 names are given"),
+        (("--names", "names.txt"), "Error: names.txt: deploy.prototxt has 5 classes, but 2 names are given"),
         (("--scale", "nan"), "Error: --scale: nan is not a scale of pixels"),
     ):
         done = call_main(*words, *options, cwd=tmp_path)

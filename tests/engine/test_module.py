@@ -241,13 +241,13 @@ def test_images_of_another_size_and_nets_that_read_data_are_refused(tmp_path: Pa
         with pytest.raises(DataError, match="'fc' was set up for a different size; give inputs of the sizes"):
             module(torch.randn(1, 3, 8, 8))
     assert module(torch.randn(1, 3, 6, 6)).shape == (1, 5)
-    (tmp_path / "train.prototxt").write_text(
-        NET.replace('"Input"', '"DummyData"').replace("input_param", "dummy_data_param")
-    )
-    with pytest.raises(
-        InputError, match=r"layer 'data' \(DummyData\) reads its data itself; derive a net with"
-    ):
-        load_module(tmp_path / "train.prototxt", tmp_path / "w.caffemodel")
+    dummy = NET.replace('"Input"', '"DummyData"').replace("input_param", "dummy_data_param")
+    absent = 'layer { name: "data" type: "Data" top: "data" data_param { source: "absent" batch_size: 1 } }'
+    for kind, text in (("DummyData", dummy), ("Data", "\n".join([absent, *NET.strip().splitlines()[1:]]))):
+        (tmp_path / "train.prototxt").write_text(text)
+        what = rf"layer 'data' \({kind}\) reads its data itself; derive a net with"
+        with pytest.raises(InputError, match=what):
+            load_module(tmp_path / "train.prototxt", tmp_path / "w.caffemodel")
 
 
 def test_a_bn_with_moving_averages_has_them_as_running_statistics(tmp_path: Path) -> None:

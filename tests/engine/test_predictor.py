@@ -75,7 +75,9 @@ def test_files_that_are_no_images_are_refused(tmp_path: Path) -> None:
 def test_a_net_that_is_no_classifier_is_refused(tmp_path: Path) -> None:
     two = NET + 'layer { name: "a" type: "ReLU" bottom: "data" top: "a" }\n'
     two = two.replace('"Softmax"', '"Sigmoid"')
-    with pytest.raises(InputError, match="does not predict one score for each class"):
+    with pytest.raises(
+        InputError, match=r"one score for each class of an image, but prob \(1x5\), a \(1x3x4x4\); "
+    ):
         predictor_of(write_model(tmp_path, two))
 
 
@@ -99,5 +101,5 @@ def test_images_of_loose_files_are_resized_and_classes_ranked(tmp_path: Path) ->
 
 def test_an_input_that_is_not_an_image_is_refused(tmp_path: Path) -> None:
     files = write_model(tmp_path, NET.replace("dim: 3 dim: 4 dim: 4", "dim: 48"))
-    with pytest.raises(InputError, match=r"takes data \(1 48 \(48\)\), which is not an image"):
+    with pytest.raises(InputError, match=r"takes data \(1x48\), not one image; give a net that"):
         predictor_of(files)

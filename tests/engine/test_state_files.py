@@ -76,7 +76,11 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     [
         ("abcdef", {}, "has 5 classes, but 6 names are given; give one name for each class"),
         ("ab", {"crop_size": 4}, "takes images of 6 x 6, but the transform crops them to 4 x 4; give "),
-        ("ab", {"mean_value": [1, 2]}, "--mean: has 2 values, and the net has 3 channels; give "),
+        (
+            "ab",
+            {"mean_value": [1, 2]},
+            "transform.mean_value: has 2 values, and the net has 3 channels; give ",
+        ),
     ],
 )
 def test_a_file_does_not_say_what_its_net_contradicts(

@@ -24,7 +24,7 @@ class ForkName(NamedTuple):
     default: str = ""
 
 
-_NO_CLIP = "no layer has an upper bound"
+_NO_CLIP = "only BVLC's Clip with min: 0 and max: 6 does the same"
 _SEGNET, _DEEPLAB = "alexgkendall/caffe-segnet", "DeepLab v2 (xmyqsh/deeplab-v2)"
 _CPM = "CMU-Perceptual-Computing-Lab/caffe_train"
 _FACE, _WINDOWS = "ydwen/caffe-face", "happynear/caffe-windows"

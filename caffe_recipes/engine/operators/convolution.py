@@ -12,7 +12,8 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.unsupported_names import DEPTHWISE
 from caffe_recipes.caffe.layer_types.convolution import as_depthwise
 from caffe_recipes.caffe.layer_types.windows import as_volume, dilations, per_axis, windows
-from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, format_shape, layer_error
+from caffe_recipes.caffe.shapes import show_shape
+from caffe_recipes.engine.operators.operator import Forward, Setup, TensorShapes, layer_error
 
 # The convolution and its transpose, by the number of axes. Autocast leaves torch.convolution alone on a CPU.
 _CONVOLUTIONS: dict[int, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
@@ -32,7 +33,7 @@ def _convolution(layer: pb.LayerParameter, shapes: TensorShapes) -> Forward:
     channel = param.axis % len(shape)
     axes = len(shape) - channel - 1
     if axes > 3:
-        raise layer_error(layer, f"cannot convolve {format_shape(shape)} along {axes} axes", "use 3 or fewer")
+        raise layer_error(layer, f"cannot convolve {show_shape(shape)} along {axes} axes", "use 3 or fewer")
     # Without spatial axes, a convolution is a matrix product over channels: the window is a single value.
     stride, pad = per_axis(param, "stride", axes, 1) or (1,), per_axis(param, "pad", axes, 0) or (0,)
     dilation = dilations(param, axes) or (1,)

@@ -64,14 +64,16 @@ def load_run_curves(given: str, root: str) -> Iterator[TrainingCurve]:
 
 
 def find_run_logs(given: str, root: str) -> list[Path]:
-    """Return the logs of a run's launches, in their order, then those of each branch.
+    """Return the logs of a run's launches and evaluations, in their order, then those of each branch.
 
     Raises InputError if the run does not exist, cannot be read or has none, and JournalError as for curves.
     """
     files, logs = LocalFiles(), list[Path]()
     parts = _load_parts(given, root, files)
     for folder, _, events in parts:
-        found = (_find_log(folder, event, files, root) for event in events if isinstance(event, Launch))
+        found = (
+            _find_log(folder, event, files, root) for event in events if isinstance(event, Launch | Evaluated)
+        )
         logs += dict.fromkeys(log for log in found if log is not None)
     if not logs:
         raise InputError(parts[0][0], "has no log yet", "wait for its first launch; `status` shows its state")
@@ -107,8 +109,8 @@ def _load_parts(given: str, root: str, files: LocalFiles) -> list[tuple[str, Any
     return [(path, recipe, events), *((each, recipe, _read_journal(each, files) or []) for each in folders)]
 
 
-def _find_log(path: str, launch: Launch, files: LocalFiles, root: str) -> Path | None:
-    """Return the log of a launch of the run in the folder `path`; None if it does not exist."""
+def _find_log(path: str, launch: Launch | Evaluated, files: LocalFiles, root: str) -> Path | None:
+    """Return the log of a launch or evaluation of the run in the folder `path`; None if it does not exist."""
     log = Path(path, "logs", posixpath.basename(launch.log))
     if not log.exists():
         return None

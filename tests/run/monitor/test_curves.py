@@ -68,6 +68,13 @@ def test_a_branch_of_the_recipe_has_a_curve_of_its_own(place: Place) -> None:
     assert find_measured_logs(str(folder), str(place.root)) == logs[1:]
 
 
+def test_the_log_of_an_evaluation_is_one_of_the_run(place: Place) -> None:
+    folder = write_run(place.root, place.recipe, *WHOLE, log=LOG)
+    (folder / "logs" / "x").write_text(LOG)  # as the event says
+    logs = [folder / "logs" / name for name in ("init-1.log", "x")]
+    assert find_measured_logs("small-1", str(place.root)) == logs
+
+
 def test_a_phase_ends_with_the_results_of_its_evaluation(place: Place) -> None:
     pytest.importorskip("matplotlib")
     folder = write_run(place.root, place.recipe, *WHOLE, log=LOG)
