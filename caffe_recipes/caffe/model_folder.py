@@ -7,6 +7,7 @@ a program prepares images as the net was tested; pixels are in BGR order, as Ope
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -137,9 +138,9 @@ def search_model(given: str, root: Path) -> Path | None:
     The name of a recipe means its latest run. Return None if there is no model.
     """
     folder = root / RUNS / given
-    if not folder.exists():
-        folder = (run_folders(root, given) or [folder])[-1]
+    if not os.path.isdir(folder):  # noqa: PTH112 - false for any text, while Path raises
+        folder = ([each for each in run_folders(root, given) if each.is_dir()] or [folder])[-1]
     for place in (Path(given), Path(given) / "model", folder / "model"):
-        if (place / DESCRIPTION).is_file():
+        if os.path.isfile(place / DESCRIPTION):  # noqa: PTH113 - as above
             return place
     return None

@@ -14,6 +14,7 @@ from caffe_recipes.cli.summary import image_size
 from caffe_recipes.engine.packages import require_packages
 from caffe_recipes.review.deploy import (
     DeployChoices,
+    check_deploy_output,
     check_dialect,
     load_deploy,
     write_deploy,
@@ -94,11 +95,15 @@ def deploy(
     made = load_deploy(net, choices)
     if choices.dialect:
         check_dialect(made, choices.dialect, net)
+    is_printed = out in (None, "-")
+    if not is_printed:
+        inputs = [net, made.path, weights or ""]
+        check_deploy_output(Path(str(out)), inputs, has_weights=weights is not None)
     folded = None
     if weights is not None:
         from caffe_recipes.caffe.fold_norms import fold_file
 
-        if out in (None, "-"):
+        if is_printed:
             raise click.UsageError("--fold-bn needs --out FILE: the new weights go beside it")
         made, folded = fold_file(made, weights)
     if reader is not None:
@@ -112,11 +117,10 @@ def deploy(
         note = f"OpenCV gives the numbers of caffe-torch, within {worst:.1g} of the largest value"
         made = replace(made, notes=(*made.notes, note))
     text = render_checked(made.net, made.comments, net)
-    if out in (None, "-"):
+    if is_printed:
         print_text(text)
     else:
-        inputs = [net, made.path, weights or ""]
-        for path in write_deploy(Path(str(out)), text, folded, inputs):
+        for path in write_deploy(Path(str(out)), text, folded):
             echo(f"wrote {path}", err=True)
     for note in (*made.notes, f"outputs: {', '.join(made.outputs)}"):
         echo(note, err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,10 @@ from caffe_recipes.errors import InputError, PrototxtError, join_errors
 from caffe_recipes.files.atomic_writes import check_output, output_error, write_whole
 from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.limits import limit
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.inspect.nets import image_reader, load_given_net
-from caffe_recipes.review.naming import find_named
+from caffe_recipes.review.naming import KINDS, find_named, require_named
+from caffe_recipes.run_names import RUNS
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ def load_deploy(given: str, choices: DeployChoices) -> Deploy:
         if pixels > most:
             what = f"an image of {pixels:,} pixels is too large to be read; the limit is {most:,}"
             raise InputError("--input", what, "give the size of the images, e.g. 3,224,224")
-    model = None if find_named(given) else search_model(given, choices.caffe_root or Path())
-    given = given if model is None else str(model / DEPLOY)
+    if find_named(given) is None:
+        given = _find_run(given, choices.caffe_root or Path())
     found = load_given_net(given, pb.TEST, choices.caffe_root, choices.max_bytes)
     comments: Mapping[str, Comment] = NO_COMMENTS
     if found.document is not None:
@@ -69,6 +72,17 @@ def load_deploy(given: str, choices: DeployChoices) -> Deploy:
     options = DeployOptions(choices.image, choices.batch, choices.losses, found.state)
     images = image_reader(None, choices.caffe_root, [])
     return derive_deploy(found.message, options, comments=comments, images=images, path=found.path)
+
+
+def _find_run(given: str, root: Path) -> str:
+    """Return the deploy net of a run, or the path or `NAME:net` as it was given. Raises InputError."""
+    if (model := search_model(given, root)) is not None:
+        return str(model / DEPLOY)
+    if os.path.isdir(root / RUNS / given):  # noqa: PTH112 - false for any text, while Path raises
+        raise InputError(given, "is a run that has no model yet", "give the name of its recipe, or its net")
+    if given.endswith((*RECIPE_SUFFIXES, ".prototxt", ".pt")) or {"/", ":"} & set(given):
+        return given
+    return require_named(given, KINDS, "", takes_runs=True).path
 
 
 def _refuse_slips(document: Document[Message]) -> None:
@@ -100,20 +114,26 @@ def check_dialect(deploy: Deploy, dialect: str, path: str) -> None:
             raise InputError(path, difference.what, difference.write)
 
 
-def write_deploy(
-    out: Path, text: str, weights: pb.NetParameter | None, inputs: Sequence[str | Path] = ()
-) -> list[Path]:
-    """Write a deploy net and, if given, the weights beside it; return both paths.
+def check_deploy_output(out: Path, inputs: Sequence[str | Path], *, has_weights: bool) -> None:
+    """Raise InputError if a deploy net, or weights beside it, cannot be written, or would replace an input.
 
-    Raises InputError, also before it would write over one of the `inputs`, or over other weights.
+    Called before the net is folded or compared, which may take minutes.
     """
-    files = {out: encode_prototxt(text)}
     if out.suffix in (".caffemodel", ".solverstate", ".h5"):
         raise InputError(out, "is the name of weights, and a net is written", "give e.g. deploy.prototxt")
+    check_output(out, inputs, "--out")
+    if has_weights:
+        check_output(out.with_suffix(".caffemodel"), inputs, "--out")
+
+
+def write_deploy(out: Path, text: str, weights: pb.NetParameter | None) -> list[Path]:
+    """Write a deploy net and, if given, the weights beside it; return both paths.
+
+    Raises InputError, also before it would write over other weights.
+    """
+    files = {out: encode_prototxt(text)}
     if weights is not None:
         files[out.with_suffix(".caffemodel")] = serialize(weights)
-    for path in files:
-        check_output(path, inputs, "--out")
     for path in filter(Path.exists, [*files][1:]):
         if path.stat().st_size and not _holds(path, files[path]):
             raise InputError(path, "holds other weights", "remove it, or give another file with --out")

@@ -83,8 +83,9 @@ def test_a_model_is_found_by_its_folder_or_its_run(tmp_path: Path) -> None:
     (folder / "model.json").write_text("{}")
     for given in (folder, folder.parent, "digits-1"):
         assert find_model(str(given), tmp_path) == folder
-    with pytest.raises(InputError, match="is not a model, nor a run that has one"):
-        find_model("digits-2", tmp_path)
+    for given in ("digits-2", "n" * 300):
+        with pytest.raises(InputError, match="is not a model, nor a run that has one"):
+            find_model(given, tmp_path)
     with pytest.raises(InputError, match="none: no such folder; give the one that contains `runs`"):
         find_model("digits-2", tmp_path / "none")
 
@@ -94,6 +95,7 @@ def test_the_name_of_a_recipe_stands_for_its_latest_run(tmp_path: Path) -> None:
         folder = tmp_path / "runs" / run / "model"
         folder.mkdir(parents=True)
         (folder / "model.json").write_text("{}")
+    (tmp_path / "runs" / "digits-12").touch()  # not a run
     assert find_model("digits", tmp_path).parent.name == "digits-10"
     (tmp_path / "runs" / "digits-11").mkdir()
     with pytest.raises(InputError, match="is not a model, nor a run that has one"):

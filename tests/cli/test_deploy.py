@@ -23,8 +23,9 @@ def test_deploy_prints_the_net_or_writes_it_and_reports_the_outputs(tmp_path: Pa
 def test_what_the_net_is_derived_from_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text(NET)
     (tmp_path / "link.prototxt").symlink_to("net.prototxt")
-    for out in ("net.prototxt", "./net.prototxt", "link.prototxt"):
-        done = call_main("deploy", "net.prototxt", "-o", out, cwd=tmp_path)
+    for out in ("net.prototxt", "./net.prototxt", "link.prototxt"):  # even before weights are looked for
+        words = ("deploy", "net.prototxt", "--fold-bn", "absent.caffemodel", "-o", out)
+        done = call_main(*words, cwd=tmp_path)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         assert "is an input of this command; give another file with --out" in done.stderr
     assert (tmp_path / "net.prototxt").read_text() == NET

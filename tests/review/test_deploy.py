@@ -8,7 +8,7 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.deploy import DeployChoices, load_deploy, write_deploy
+from caffe_recipes.review.deploy import DeployChoices, check_deploy_output, load_deploy, write_deploy
 from tests.caffe.test_deploy import DEPLOY, NET
 
 
@@ -20,8 +20,9 @@ def test_weights_beside_the_net_replace_no_other_weights(tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"a\.caffemodel: holds other weights; remove it, or give another"):
         write_deploy(out, "two", pb.NetParameter(name="two"))
     assert (out.read_text(), beside.read_bytes()) == ("one", before)
+    check_deploy_output(out, [beside], has_weights=False)
     with pytest.raises(InputError, match=r"a\.caffemodel: is an input of this command"):
-        write_deploy(out, "two", pb.NetParameter(name="two"), [beside])
+        check_deploy_output(out, [beside], has_weights=True)
 
 
 def test_the_net_of_a_finished_run_is_found_by_its_name_after_recipes_and_files(
@@ -37,8 +38,21 @@ def test_the_net_of_a_finished_run_is_found_by_its_name_after_recipes_and_files(
     for given in ("mine-1", "mine"):
         assert load_deploy(given, choices).path == "root/runs/mine-1/model/deploy.prototxt"
     assert load_deploy("digits-local", choices).path == "digits-local:train_val"
-    with pytest.raises(InputError, match="unknown recipe 'mine-1'"):
+
+
+def test_a_name_without_a_model_is_said_to_be_an_unfinished_run_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/mine-1").mkdir(parents=True)
+    (tmp_path / "runs/mine-2").touch()
+    with pytest.raises(
+        InputError, match=r"^mine-1: is a run that has no model yet; give the name of its rec"
+    ):
         load_deploy("mine-1", DeployChoices())
+    for given in ("mine-2", "mine", "absent-1", f"{'n' * 300}-1"):
+        with pytest.raises(InputError, match=f"^'{given}' is not a recipe, file, folder or run; "):
+            load_deploy(given, DeployChoices())
 
 
 @pytest.mark.parametrize(
@@ -79,8 +93,7 @@ def test_fields_and_types_of_forks_and_data_layers_of_any_type_stay(tmp_path: Pa
     assert [layer.type for layer in made.layer] == ["Input", "Convolution", "Mish", "GroupNorm", "Softmax"]
 
 
-@pytest.mark.parametrize("weights", [None, pb.NetParameter(name="n")])
-def test_a_net_does_not_get_the_name_of_weights(tmp_path: Path, weights: pb.NetParameter | None) -> None:
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_a_net_does_not_get_the_name_of_weights(tmp_path: Path, has_weights: bool) -> None:
     with pytest.raises(InputError, match=r"a\.caffemodel: is the name of weights, and a net is written"):
-        write_deploy(tmp_path / "a.caffemodel", "net", weights)
-    assert not any(tmp_path.iterdir())
+        check_deploy_output(tmp_path / "a.caffemodel", [], has_weights=has_weights)
