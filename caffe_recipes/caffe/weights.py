@@ -271,7 +271,8 @@ def check_weights_files(paths: Sequence[str | Path]) -> None:
         try:
             load_weights(path)
         except WeightsError as error:
-            if len(paths) == 1 or os.path.lexists(path):
+            unsplit = ",".join(map(str, paths))
+            if os.path.lexists(path) or not os.path.isfile(unsplit):  # noqa: PTH113 - false for any text
                 raise
             hint = "-weights is split at commas, as in Caffe; rename a file whose name has one"
             raise error.reworded(hint=hint) from None

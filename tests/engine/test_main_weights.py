@@ -192,3 +192,6 @@ def test_a_part_of_a_name_with_a_comma_is_refused_with_the_reason(case: Path, ru
     assert code == 2
     why = "-weights is split at commas, as in Caffe; rename a file whose name has one"
     assert only_line(log) == f"caffe-torch: a: no such file; {why}"
+    (case / "a,b").unlink()
+    code, log = run("test", "-model", "net.prototxt", "-weights", "a,b")
+    assert (code, only_line(log)) == (2, "caffe-torch: a: no such file; give the path to a caffemodel")
