@@ -20,6 +20,7 @@ from caffe_recipes.caffe.deploy import Deploy, keep_comments
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape, stats_images
 from caffe_recipes.caffe.weights import blob_shape, blob_values, load_weights
 from caffe_recipes.errors import WeightsError
+from caffe_recipes.wording import describe_names, plural
 
 FloatArray = NDArray[np.float64]
 
@@ -27,10 +28,10 @@ FloatArray = NDArray[np.float64]
 def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
     """Return a deploy net without the batch norms that can be folded, and the weights for it.
 
-    Raises WeightsError if the weights lack a layer of a fold, or belong to a net of other shapes.
+    Raises WeightsError if the weights lack a layer of the net, or belong to a net of other shapes.
     """
     known = {layer.name: layer for layer in load_weights(weights).layer if layer.blobs}
-    _check_shapes(deploy, known, weights)
+    _check_blobs(deploy, known, weights)
     net, gone = type(deploy.net)(), set[int]()
     net.CopyFrom(deploy.net)
     for conv, norm, scale in _chains(net):
@@ -56,19 +57,28 @@ def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
     return replace(deploy, net=made, comments=comments, notes=(*deploy.notes, note)), folded
 
 
-def _check_shapes(deploy: Deploy, known: dict[str, pb.LayerParameter], weights: Path) -> None:
-    """Raise WeightsError if the weights have fewer blobs of a layer than the net, or one of another size."""
+def _check_blobs(deploy: Deploy, known: dict[str, pb.LayerParameter], weights: Path) -> None:
+    """Raise WeightsError if the weights lack a layer of the net, or a blob, or have one of another size."""
     hint = "give the weights of this net, or another --input"
-    for one in infer_shapes(deploy.net, pb.TEST).layers:
-        if one.layer.name not in known or not one.learned:
+    found, missing = infer_shapes(deploy.net, pb.TEST).layers, list[str]()
+    for index, one in enumerate(found):
+        if not one.learned:
+            continue
+        if one.layer.name not in known:
+            before = [each.layer for each in found[:index] if one.layer.bottom[0] in each.layer.top]
+            if not (one.layer.type == "Scale" and before and _is_scaled(known, before[-1])):
+                missing.append(f"'{one.layer.name}'")
             continue
         where, blobs = f"layer '{one.layer.name}'", known[one.layer.name].blobs
         if len(blobs) < len(one.learned):
             raise WeightsError(weights, f"{where} has {len(blobs)} of {len(one.learned)} blobs", hint)
-        for index, (shape, blob) in enumerate(zip(one.learned, blobs, strict=False)):
+        for number, (shape, blob) in enumerate(zip(one.learned, blobs, strict=False)):
             if None not in shape and math.prod(dim or 1 for dim in shape) != len(blob_values(blob)):
-                what = f"{where}, blob {index}, is {show_shape(blob_shape(blob))}"
+                what = f"{where}, blob {number}, is {show_shape(blob_shape(blob))}"
                 raise WeightsError(weights, f"{what}, but {show_shape(shape)} in the net", hint)
+    if missing:
+        what = f"has no {plural(len(missing), 'layer')} {describe_names(missing)}"
+        raise WeightsError(weights, what, "give the weights of this net")
 
 
 def _chains(net: pb.NetParameter) -> Iterator[tuple[int, int, int | None]]:

@@ -86,6 +86,16 @@ def test_weights_that_lack_a_folded_layer_are_refused(tmp_path: Path) -> None:
         fold_file(derive_deploy(parse_prototxt(NET, pb.NetParameter)), tmp_path / "n.caffemodel")
 
 
+def test_weights_that_lack_any_learned_layer_are_refused(tmp_path: Path) -> None:
+    text = NET[: NET.index('layer { name: "p"')]
+    text += """layer { name: "fc" type: "InnerProduct" bottom: "c" top: "fc"
+      inner_product_param { num_output: 2 } }
+    layer { name: "last" type: "PReLU" bottom: "fc" top: "last" }"""
+    save_message(random_weights(), tmp_path / "n.caffemodel")
+    with pytest.raises(WeightsError, match=r"n\.caffemodel: has no layers 'fc', 'last'; give the weights of"):
+        fold_file(derive_deploy(parse_prototxt(text, pb.NetParameter)), tmp_path / "n.caffemodel")
+
+
 def test_weights_that_lack_a_convolution_are_refused_also_with_a_scale_in_the_norm(tmp_path: Path) -> None:
     weights = random_weights()
     merge_scale(weights)
