@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import Deploy, keep_comments
+from caffe_recipes.caffe.dialects.unsupported_names import DEPTHWISE
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape, stats_images
 from caffe_recipes.caffe.weights import blob_shape, blob_values, load_weights
 from caffe_recipes.errors import WeightsError
 from caffe_recipes.wording import describe_names, plural
 
 FloatArray = NDArray[np.float64]
+
+_FOLDED = "only one that alone reads a convolution, and uses the statistics in the weights, is folded"
 
 
 def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
@@ -53,8 +56,10 @@ def fold_file(deploy: Deploy, weights: Path) -> tuple[Deploy, pb.NetParameter]:
     folded = pb.NetParameter(name=net.name)
     folded.layer.extend(known[layer.name] for layer in made.layer if layer.name in known)
     comments = keep_comments(deploy.comments, {old: new for new, old in enumerate(places)}, made)
-    note = f"{len(gone)} layers folded into the convolutions before them"
-    return replace(deploy, net=made, comments=comments, notes=(*deploy.notes, note)), folded
+    notes = [f"{len(gone)} layers folded into the convolutions before them"]
+    if left := [layer.name for layer in made.layer if layer.type == "BatchNorm"]:
+        notes.append(f"BatchNorm {describe_names(left)} {plural(len(left), 'stays', 'stay')}: {_FOLDED}")
+    return replace(deploy, net=made, comments=comments, notes=(*deploy.notes, *notes)), folded
 
 
 def _check_blobs(deploy: Deploy, known: dict[str, pb.LayerParameter], weights: Path) -> None:
@@ -85,7 +90,7 @@ def _chains(net: pb.NetParameter) -> Iterator[tuple[int, int, int | None]]:
     """Yield the indexes of each convolution, the BatchNorm that alone reads it, and the Scale after that."""
     for conv, layer in enumerate(net.layer):
         is_shared = len(layer.top) > 1 or any(param.name for param in layer.param)
-        if layer.type == "Convolution" and not is_shared:
+        if (layer.type == "Convolution" or layer.type in DEPTHWISE) and not is_shared:
             norm = _only_reader(net, conv)
             if norm is None or not _uses_statistics(net.layer[norm]):
                 continue

@@ -11,6 +11,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import Deploy, derive_deploy
 from caffe_recipes.caffe.fold_norms import fold_file
+from caffe_recipes.caffe.opencv_nets import rewrite_for_opencv
 from caffe_recipes.caffe.prototxt import parse_document, parse_prototxt, render_checked, render_prototxt
 from caffe_recipes.caffe.weights import save_message
 from caffe_recipes.errors import WeightsError
@@ -103,6 +104,34 @@ def test_weights_that_lack_a_convolution_are_refused_also_with_a_scale_in_the_no
     save_message(weights, tmp_path / "n.caffemodel")
     with pytest.raises(WeightsError, match="has no layer 'c'; give the weights of this net"):
         fold_file(derive_deploy(parse_prototxt(NET, pb.NetParameter)), tmp_path / "n.caffemodel")
+
+
+def test_batch_norms_are_folded_into_depthwise_convolutions(tmp_path: Path) -> None:
+    text = NET.replace('"Convolution"', '"DepthwiseConvolution"').replace("num_output: 3", "num_output: 2")
+    weights = random_weights()
+    for layer in weights.layer[1:]:
+        for blob in layer.blobs:
+            count = min(len(blob.data), 2 * 9 if layer.name == "c" else 2)
+            shape = (2, 1, 3, 3) if layer.name == "c" else (count,)
+            blob.CopyFrom(pb.BlobProto(shape=pb.BlobShape(dim=shape), data=blob.data[:count]))
+    save_message(weights, tmp_path / "n.caffemodel")
+    deploy = derive_deploy(parse_prototxt(text, pb.NetParameter))
+    folded, new = fold_file(deploy, tmp_path / "n.caffemodel")
+    assert [layer.name for layer in folded.net.layer] == ["data", "c", "p"]
+    wanted = predict(rewrite_for_opencv(deploy), weights)
+    np.testing.assert_allclose(predict(rewrite_for_opencv(folded), new), wanted, atol=1e-5)
+
+
+def test_batch_norms_that_stay_are_reported(tmp_path: Path) -> None:
+    save_message(random_weights(), tmp_path / "n.caffemodel")
+    text = NET.replace('type: "BatchNorm" bottom: "c" top: "c"', 'type: "BatchNorm" bottom: "c" top: "b"')
+    text += 'layer { name: "sum" type: "Eltwise" bottom: "b" bottom: "p" top: "sum" }'
+    folded, _ = fold_file(derive_deploy(parse_prototxt(text, pb.NetParameter)), tmp_path / "n.caffemodel")
+    assert folded.notes == (
+        "0 layers folded into the convolutions before them",
+        "BatchNorm b stays: only one that alone reads a convolution, and uses the statistics in the weights, "
+        "is folded",
+    )
 
 
 def test_a_convolution_of_several_blobs_stays(tmp_path: Path) -> None:
