@@ -93,8 +93,6 @@ def deploy(
     from caffe_recipes.caffe.prototxt import render_checked
 
     made = load_deploy(net, choices)
-    if choices.dialect:
-        check_dialect(made, choices.dialect, net)
     is_printed = out in (None, "-")
     if not is_printed:
         inputs = [net, made.path, weights or ""]
@@ -106,6 +104,8 @@ def deploy(
         if is_printed:
             raise click.UsageError("--fold-bn needs --out FILE: the new weights go beside it")
         made, folded = fold_file(made, weights)
+    if choices.dialect:
+        made = check_dialect(made, choices.dialect, net)
     if reader is not None:
         from caffe_recipes.caffe.opencv_nets import rewrite_for_opencv
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from google.protobuf.message import Message
@@ -106,12 +106,21 @@ def _refuse_slips(document: Document[Message]) -> None:
         raise join_errors(errors)
 
 
-def check_dialect(deploy: Deploy, dialect: str, path: str) -> None:
-    """Raise InputError for the first part of a deploy net that the Caffe of a dialect lacks."""
-    judge = find_dialect(dialect)
-    for difference in check_message(deploy.net, judge):
-        if DIFFERENCE_RULES[difference.rule].severity != "note":
-            raise InputError(path, difference.what, difference.write)
+def check_dialect(deploy: Deploy, dialect: str, path: str) -> Deploy:
+    """Return a deploy net with notes on what the Caffe of a dialect reads, but interprets differently.
+
+    Raises InputError for all parts of the net that it lacks.
+    """
+    errors, notes = list[InputError](), list[str]()
+    for difference in check_message(deploy.net, find_dialect(dialect)):
+        severity = DIFFERENCE_RULES[difference.rule].severity
+        if severity == "error":
+            errors.append(InputError(path, difference.what, difference.write))
+        elif severity == "warning":
+            notes.append(f"{difference.what}; {difference.write}")
+    if errors:
+        raise join_errors(errors)
+    return replace(deploy, notes=(*deploy.notes, *notes))
 
 
 def check_deploy_output(out: Path, inputs: Sequence[str | Path], *, has_weights: bool) -> None:

@@ -8,7 +8,13 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.deploy import DeployChoices, check_deploy_output, load_deploy, write_deploy
+from caffe_recipes.review.deploy import (
+    DeployChoices,
+    check_deploy_output,
+    check_dialect,
+    load_deploy,
+    write_deploy,
+)
 from tests.caffe.test_deploy import DEPLOY, NET
 
 
@@ -91,6 +97,23 @@ def test_fields_and_types_of_forks_and_data_layers_of_any_type_stay(tmp_path: Pa
     (tmp_path / "net.prototxt").write_text(text)
     made = load_deploy(str(tmp_path / "net.prototxt"), DeployChoices(image=(3, 8, 8))).net
     assert [layer.type for layer in made.layer] == ["Input", "Convolution", "Mish", "GroupNorm", "Softmax"]
+
+
+def test_what_a_dialect_lacks_is_refused_and_what_it_reads_differently_is_a_note(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(NET)
+    made = load_deploy(str(tmp_path / "net.prototxt"), DeployChoices())
+    checked = check_dialect(made, "nvcaffe", "net")
+    assert checked.net == made.net
+    assert [note for note in checked.notes if note not in made.notes] == [
+        "nvcaffe's BatchNorm keeps running means; other Caffes keep sums and a factor that divides them; "
+        "divide blobs 0 and 1 of each BatchNorm by blob 2 before nvcaffe uses weights of another Caffe"
+    ]
+    assert check_dialect(made, "bvlc", "net") == made
+    for layer, name in zip(made.net.layer[1:], ("ReLU6", "BatchNorm", "Mish"), strict=False):
+        layer.type = name
+    what = "net: nvcaffe has no layer type 'ReLU6'; .*nvcaffe has no layer type 'Mish'"
+    with pytest.raises(InputError, match=what):
+        check_dialect(made, "nvcaffe", "net")
 
 
 @pytest.mark.parametrize("has_weights", [False, True])

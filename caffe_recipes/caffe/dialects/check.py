@@ -139,9 +139,9 @@ MEANING_DIFFERENCES: tuple[MeaningDifference, ...] = (
         "BatchNorm",
         lambda layer: getattr(layer, "type", "") == "BatchNorm",
         (
-            "nvcaffe's BatchNorm keeps running means; SURFsara's keeps sums and the factor to divide them by",
+            "nvcaffe's BatchNorm keeps running means; other Caffes keep sums and a factor that divides them",
             "test results differ slightly, and each misreads the statistics in the other's caffemodels",
-            "divide blobs 0 and 1 of each BatchNorm by blob 2 before you use its weights there",
+            "divide blobs 0 and 1 of each BatchNorm by blob 2 before nvcaffe uses weights of another Caffe",
         ),
     ),
 )

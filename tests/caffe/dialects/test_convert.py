@@ -16,7 +16,7 @@ def convert(text: str, dialect: str) -> tuple[Document[pb.NetParameter], list[st
 
 
 STATISTICS = (
-    "nvcaffe's BatchNorm keeps running means; SURFsara's keeps sums and the factor to divide them by: "
+    "nvcaffe's BatchNorm keeps running means; other Caffes keep sums and a factor that divides them: "
     "test results differ slightly, and each misreads the statistics in the other's caffemodels"
 )
 
