@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,7 @@ def runs(*names: str, root: str | Path = ".", on: str | None = None) -> list[Run
     return summarize_runs(names, StatusOptions(str(root), on))
 
 
-def torch_module(net: str | Path, weights: str | Path) -> CaffeModule:
+def torch_module(net: str | os.PathLike[str], weights: str | os.PathLike[str]) -> CaffeModule:
     """Return a deploy net with the weights of a caffemodel as a `torch.nn.Module`, in eval mode.
 
     Called with a tensor for each input, it returns the output, or a dict of the outputs if there are several;
@@ -94,9 +95,10 @@ def torch_module(net: str | Path, weights: str | Path) -> CaffeModule:
     from caffe_recipes.errors import InputError
 
     for name, path in (("net", net), ("weights", weights)):
-        if not path or not isinstance(path, str | Path):
+        text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+        if not text or not isinstance(text, str):
             raise InputError("torch_module", f"{name} is {path!r}, not a path", "give the path of a file")
     require_packages("torch_module", "torch", "cv2")
     from caffe_recipes.engine.module import load_module
 
-    return load_module(net, weights)
+    return load_module(Path(net), Path(weights))

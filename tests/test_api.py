@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 import caffe_recipes as cr
 from caffe_recipes.errors import InputError
+from tests.extras import needs_engine
 from tests.run.recorded_run import LOG
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "python.md"
@@ -40,11 +42,23 @@ def test_a_log_is_read_as_named_rows(tmp_path: Path) -> None:
         ("n", None, "weights is None, not a path"),
         ("", "w", "net is '', not a path"),
         (3, "w", "net is 3, not a path"),
+        (b"n", "w", "net is b'n', not a path"),
     ],
 )
 def test_what_is_not_a_path_of_a_model_is_one_error(net: Any, weights: Any, what: str) -> None:  # noqa: ANN401
     with pytest.raises(InputError, match=f"^torch_module: {what}; give the path of a file$"):
         cr.torch_module(net, weights)
+
+
+@needs_engine
+def test_a_model_is_loaded_from_paths_of_any_class(tmp_path: Path) -> None:
+    from tests.engine.test_module import NET, write_net
+
+    write_net(tmp_path, NET)
+    with os.scandir(tmp_path) as found:
+        entries = {entry.name: entry for entry in found}
+    module = cr.torch_module(entries["deploy.prototxt"], entries["w.caffemodel"])
+    assert module.input_names == ("data",)
 
 
 def test_lint_and_runs_take_names(tmp_path: Path) -> None:
