@@ -279,7 +279,7 @@ def choose_name(name: str | None, path: Path | None) -> str | None:
         return TypeAdapter(FileName).validate_python(given)
     except ValidationError:
         what = f"'{given[:100]}' is not a valid name of a recipe"
-        hint = "use letters, digits, '.', '_' and '-', 100 at most, and begin with a letter or digit"
+        hint = "use letters, digits, '.', '_' and '-'; start with a letter or digit; at most 100 characters"
         raise InputError(where, what, hint if name is not None else f"{hint}, or give a --name") from None
 
 

@@ -34,7 +34,7 @@ from caffe_recipes.review.deploy import (
     "-o",
     metavar="FILE",
     type=PATH_TEXT,
-    help="Write the net to this path, in place of any file there; - is standard output.",
+    help="Write the net to this path, overwriting an existing file; - is standard output.",
 )
 @click.option(
     "--input",
@@ -84,7 +84,7 @@ def deploy(
 ) -> None:
     """Derive a deploy net from a train_val net, a solver or a recipe: the layers that predict, in phase TEST.
 
-    RUN is the name of a finished run, which has a deploy net already: it is what --fold-bn and --for change.
+    RUN: use the deploy net of a finished run, e.g. for --fold-bn or --for.
 
     Losses become the activation that they apply (SoftmaxWithLoss becomes Softmax, `prob`); labels, metrics,
     learning rates and fillers are left out. With --dialect, the net must be one that this Caffe reads. What

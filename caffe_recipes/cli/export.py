@@ -28,7 +28,7 @@ from caffe_recipes.engine.packages import require_packages
     metavar="FILE",
     required=True,
     type=PATH,
-    help="The .onnx or .safetensors file to write, in place of any file there.",
+    help="The .onnx or .safetensors file to write; overwrites an existing file.",
 )
 @click.option(
     "--image",

@@ -141,7 +141,7 @@ def commands(limits: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Run the command line; exit with 2 for bad input, 1 for a failed check, 3 for a failed run."""
+    """Exit with 2 for bad input, 1 for a failed check, 3 for a failed run, 141 if the reader has ended."""
     # What modules make stays. The garbage collector would visit it again and again while they are imported,
     # and once more at exit: each time a tenth of a command's time.
     gc.set_threshold(20_000)

@@ -89,7 +89,7 @@ def _show(line: str) -> str:
 
 @contextmanager
 def reporting(failures: list[InputError]) -> Iterator[None]:
-    """Print an error and add it to `failures`, and continue behind the `with`."""
+    """Print an error and add it to `failures`, and continue after the `with` block."""
     try:
         yield
     except InputError as error:

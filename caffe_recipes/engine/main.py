@@ -174,7 +174,11 @@ REQUIRED_MODULES = ("torch", "numpy", "cv2", "mpi4py")  # imported only after th
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 on success, as Caffe does, 2 for bad input, and 3 for a failed run."""
+    """Run one command.
+
+    Returns 0 on success, as Caffe does, 2 for bad input, 3 for a failed run, and 141 if the reader of the
+    output has ended.
+    """
     if argv is not None:
         return _run(argv)
     open_standard_files()

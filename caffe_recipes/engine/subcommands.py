@@ -388,7 +388,7 @@ _SOFTMAX = ("SoftmaxWithLoss", "Softmax")
 
 def check_not_read(option: str, out: str, net: RunnableNet) -> None:
     """Raise InputError if the file of an option is one that a net reads, such as the file of its LMDB."""
-    may_be_image = not _begins_as_written(out)
+    may_be_image = not _is_own_output(out)
     for node in net.nodes:
         check_not_input(Path(out), [node.param.transform_param.mean_file], f"-{option}")
         if node.source is not None and node.source.where:
@@ -397,10 +397,10 @@ def check_not_read(option: str, out: str, net: RunnableNet) -> None:
             check_not_input(Path(out), [where, f"{where}/data.mdb", *listed], f"-{option}")
 
 
-def _begins_as_written(out: str) -> bool:
-    """Return whether a file begins as an .npz or a trace does, and no image, or is empty or missing.
+def _is_own_output(out: str) -> bool:
+    """Return whether a file is missing or empty, or begins like an .npz or a trace, as no image does.
 
-    Whoever writes a trace again and again need not wait for the status of each image of a long list.
+    Such a file may be overwritten without a look at each image of a long list.
     """
     try:
         head = read_bytes(out, 16).lstrip()

@@ -23,8 +23,8 @@ _OPTIONS = (
         ("predict",),
         """\
   -out FILE.npz          write the input of the last softmax (images x classes)
-                         and the label of every image in the net's TEST LMDB,
-                         in place of any file there
+                         and the label of every image in the net's TEST LMDB;
+                         overwrites an existing file
   -source LMDB           read this LMDB instead of the net's
 """,
     ),
@@ -34,7 +34,7 @@ _OPTIONS = (
         """\
   -phase TRAIN|TEST      time the net of this phase [default: TRAIN]
   -trace FILE.json       also write a trace of one pass, for Perfetto or
-                         chrome://tracing, in place of any file there
+                         chrome://tracing; overwrites an existing file
 """,
     ),
     (
