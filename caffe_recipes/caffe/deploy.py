@@ -140,7 +140,7 @@ def derive_deploy(
     ends = _ends(graph, losses)
     if not ends:
         raise PrototxtError(where, "predicts nothing in phase TEST", "give a net with a loss or an output")
-    made, moves = type(net)(name=net.name), dict[int, int]()
+    made, moves = type(net)(name=net.name or None), dict[int, int]()
     places = {id(layer): index for index, layer in enumerate(net.layer)}
     needed = graph.ancestors(ends)
     kept = [layers[index] for index in sorted({one[0] for one in needed})]
@@ -208,7 +208,7 @@ def _choose_losses(
     losses = {index: layer for index, layer in enumerate(layers) if is_label_loss(layer)}
     unknown = set(options.losses) - {layer.name for layer in losses.values()}
     if unknown:
-        known = describe_names([layer.name for layer in losses.values()]) or "none"
+        known = describe_names([*dict.fromkeys(layer.name for layer in losses.values())]) or "none"
         raise InputError(
             where, f"has no loss '{shorten(min(unknown))}' in phase TEST", f"its losses: {known}"
         )
@@ -223,8 +223,13 @@ def _choose_losses(
     }
     if len(losses) < 2:
         return chosen, []
-    stay = describe_names([losses[index].name for index in sorted(chosen)])
-    out = [f"{losses[index].name} (weight {_weight(losses[index]):g})" for index in losses.keys() - chosen]
+    names = [layer.name for layer in losses.values()]
+    shown = {  # Caffe lets two layers have one name
+        index: f"{layer.name} ({layer.type})" if names.count(layer.name) > 1 else layer.name
+        for index, layer in losses.items()
+    }
+    stay = describe_names([shown[index] for index in sorted(chosen)])
+    out = [f"{shown[index]} (weight {_weight(losses[index]):g})" for index in losses.keys() - chosen]
     note = f"the net has {len(losses)} losses: the predictions of {stay} stay"
     return chosen, [f"{note}; left out: {describe_names(sorted(out))}; choose with --loss" if out else note]
 
@@ -395,7 +400,8 @@ def _add_inputs(
     notes: list[str] = []
     shapes = _list_shapes(layer, images, where)
     made = net.layer.add(name=layer.name, type="Input", top=tops)
-    for number in (list(layer.top).index(top) for top in tops):
+    numbers = [list(layer.top).index(top) for top in tops]
+    for number in numbers:
         known = shapes[number] if number < len(shapes) else None
         size: Shape | None = options.image if number == 0 else None
         if size is None and known is not None:
@@ -404,7 +410,9 @@ def _add_inputs(
         if size is None or None in size:
             what = f"the size of '{layer.top[number]}' (layer '{layer.name}') is not known"
             other = "make it an Input layer with the shapes of its tops"
-            raise InputError(where, what, other if number else "give it with --input C,H,W")
+            others = [shapes[one] if one < len(shapes) else None for one in numbers if one]
+            is_all = number == 0 and all(of is not None and None not in of[1:] for of in others)
+            raise InputError(where, what, "give it with --input C,H,W" if is_all else other)
         dims = [dim for dim in size if dim is not None]
         made.input_param.shape.add(dim=[batches.first_dim(layer, known), *dims])
     return notes

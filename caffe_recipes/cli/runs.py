@@ -35,9 +35,9 @@ def runs(
 ) -> None:
     """Compare runs: epochs, hours, images/s, loss, accuracy, and the keys in which their recipes differ.
 
-    RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, meaning its latest
-    run; FAMILY.yaml means the latest run of each of its rows. Without any, all runs are compared. Nothing is
-    written or locked.
+    The loss is the last one of the training; the accuracies are those of the evaluation. RUN is the folder or
+    name of a run (digits-local-1), or the name or YAML of a recipe, meaning its latest run; FAMILY.yaml means
+    the latest run of each of its rows. Without any, all runs are compared. Nothing is written or locked.
     """
     from caffe_recipes.run.monitor import comparison
     from caffe_recipes.run.monitor.follow import StatusOptions

@@ -117,6 +117,8 @@ def check_output(out: Path, inputs: Iterable[str | Path], option: str) -> None:
 
 def output_error(out: Path, error: OSError, hint: str = "check its folder") -> InputError:
     """Return the InputError for a file that cannot be written; `hint` if the error has none of its own."""
+    if isinstance(error, FileNotFoundError) and not out.parent.exists():
+        return InputError(out, f"the folder {out.parent} does not exist", "create it")
     return InputError(out, f"cannot be written: {error.strerror}", hint_for(error, hint))
 
 

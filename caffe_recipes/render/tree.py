@@ -11,13 +11,15 @@ from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, hint_for
-from caffe_recipes.files.atomic_writes import make_parents, write_whole
+from caffe_recipes.files.atomic_writes import make_parents, output_error, write_whole
 from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.files.unified_diff import render_unified
 from caffe_recipes.quoting import is_quotable
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.trust import check_write
+
+_CHECK = "check the path and the disk"
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def write_file(path: Path, data: bytes) -> None:
     try:
         write_whole({path: data})
     except OSError as error:
-        raise _unusable(error, "written", path) from error
+        raise output_error(path, error, _CHECK) from error
 
 
 def write_all(files: Mapping[Path, bytes]) -> None:
@@ -168,5 +170,5 @@ def _head(path: Path) -> str:
 
 
 def _unusable(error: OSError, verb: str, path: Path) -> InputError:
-    hint = hint_for(error, "check the path and the disk")
+    hint = hint_for(error, _CHECK)
     return InputError(error.filename or path, f"cannot be {verb}: {error.strerror}", hint)

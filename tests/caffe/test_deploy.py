@@ -233,6 +233,24 @@ def test_a_second_top_of_unknown_size_is_not_asked_of_the_option_for_images() ->
     hint = "the size of 'label' .* is not known; make it an Input layer with the shapes of its tops"
     with pytest.raises(InputError, match=hint):
         derive(second, DeployOptions())
+    both = NET.replace('type: "Data"', 'type: "HDF5Data" hdf5_data_param { batch_size: 4 }').replace(
+        'bottom: "conv1" top: "fc"', 'bottom: "conv1" bottom: "label" top: "fc"'
+    )
+    with pytest.raises(InputError, match=r"the size of 'data' .* make it an Input layer with the shapes of"):
+        derive(both, DeployOptions())
+
+
+def test_losses_of_one_name_are_told_apart_by_their_types_and_a_net_needs_no_name() -> None:
+    twin = '"EuclideanLoss" bottom: "aux" bottom: "label" top: "loss1" loss_weight: 0 name: "loss"'
+    text = NET.replace('"SoftmaxWithLoss" bottom: "aux" bottom: "label" top: "loss1" loss_weight: 0.3', twin)
+    made, _, notes = derive(
+        text.replace('name: "loss1" ', "").replace('name: "small"\n', ""), DeployOptions()
+    )
+    assert notes[0] == (
+        "the net has 2 losses: the predictions of loss (SoftmaxWithLoss) stay; "
+        "left out: loss (EuclideanLoss) (weight 0); choose with --loss"
+    )
+    assert made.startswith("# my net\nlayer {")
 
 
 def test_losses_without_names_each_leave_a_prediction_of_its_own_name() -> None:

@@ -63,6 +63,12 @@ def test_an_image_of_an_absurd_size_is_one_line(tmp_path: Path) -> None:
     assert "--input: an image of 1,000,000,000,000 pixels" in done.stderr
 
 
+def test_standard_input_is_not_a_net(tmp_path: Path) -> None:
+    done = call_main("deploy", "-", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: -: a net is not read from standard input; give a file")
+
+
 def test_what_the_reader_lacks_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text(NET.replace('type: "InnerProduct"', 'type: "Sudoku"'))
     done = call_main("deploy", "net.prototxt", "--for", "opencv", cwd=tmp_path)

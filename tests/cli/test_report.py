@@ -59,5 +59,5 @@ def test_what_is_not_a_run_is_one_line_and_writes_nothing(tmp_path: Path) -> Non
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, recipe: Path) -> None:
     write_run(tmp_path, recipe, started(), launched(), log=LOG)
     done = call_main("report", "small-1", "-o", "missing/a.html", cwd=tmp_path)
-    line = "Error: missing/a.html: cannot be written: No such file or directory; check its folder\n"
+    line = "Error: missing/a.html: the folder missing does not exist; create it\n"
     assert (done.returncode, done.stderr) == (2, line)

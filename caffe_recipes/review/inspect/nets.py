@@ -58,6 +58,9 @@ def load_given_net(
     searched for as in `naming.find_at_path`, and beside the solver.
     Raises PrototxtError, RecipeError or InputError.
     """
+    if given == "-":
+        what, hint = "a net is not read from standard input", "give a file, or <(...) for a command's output"
+        raise InputError(given, what, hint)
     named = find_named(given) or _name_unknown_recipe(given)
     if named is not None and named.kind in ("recipe", "net"):
         return _recipe_net(named)

@@ -190,7 +190,7 @@ def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_pa
         ),
         (("digits-local", "-o", "a"), "a: is not a picture file"),
         (("digits-lokal", "-o", "a.svg"), "did you mean 'digits-local'?"),
-        (("digits-local", "-o", "none/a.svg"), "none/a.svg: cannot be written: No such file or directory"),
+        (("digits-local", "-o", "none/a.svg"), "none/a.svg: the folder none does not exist; create it"),
         (("none.prototxt", "-o", "a.svg"), "none.prototxt: no such file"),
         (
             ("digits-local", "zero.prototxt", "-o", "a.svg"),
