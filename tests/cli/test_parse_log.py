@@ -90,6 +90,10 @@ def test_the_summary_says_what_was_read_and_what_was_not(log: Path) -> None:
         (b"\x7fELF\0\0\1\n\0", "is binary, not a log"),
         (b"epoch 1: all good\n", "shows no loss, rate or output, in 1 line"),
         (
+            gzip.compress(b"epoch 1\nepoch 2")[:-8],
+            "shows no loss, rate or output, in 2 lines, the last one incomplete",
+        ),
+        (
             b"[3] I1120 11:49:36.500000  7 solver.cpp:312] Iteration 0, loss = 2\n",
             "shows measurements only of ranks other than 0, in 1 line",
         ),

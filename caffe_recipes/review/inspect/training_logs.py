@@ -64,7 +64,8 @@ def load_measurements(path: Path, log: MeasuredLog) -> Iterator[list[Measurement
         raise InputError(name, "is binary, not a log", hint)
     known = "of ranks other than 0" if log.others else ""
     what = f"shows measurements only {known}" if known else "shows no loss, rate or output"
-    raise InputError(name, f"{what}, in {describe_count(log.lines, 'line')}", hint)
+    cut = ", the last one incomplete" if log.is_cut else ""
+    raise InputError(name, f"{what}, in {describe_count(log.lines, 'line')}{cut}", hint)
 
 
 def render_rows(path: Path, rows: Sequence[Measurement]) -> list[str]:
