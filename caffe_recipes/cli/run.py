@@ -143,10 +143,9 @@ def run(
     """Train a recipe's chain: preflight, staging, each phase, evaluation.
 
     Run the same command again to resume. The state, logs and verified snapshots of each run are kept in
-    runs/<recipe>-<n>/, and report.html there is a page that shows all of it. A finished run also has model/
-    there: `caffe-recipes classify` and `export` take the name of the run. Ctrl-C asks Caffe for a snapshot
-    and stops; a second Ctrl-C stops at once. SIGUSR1, which a batch system sends before a job's time limit,
-    does the same as Ctrl-C.
+    runs/<recipe>-<n>/, with report.html, a page that shows all of it, and at the end model/, which `classify`
+    and `export` take. Ctrl-C asks Caffe for a snapshot and stops; a second Ctrl-C stops at once. SIGUSR1,
+    which a batch system sends before a job's time limit, does the same as Ctrl-C.
 
     On one node, `run` chooses what the recipe leaves open, and prints it: the threads of a rank
     (cluster.omp_num_threads), and with caffe-torch a GPU (solver.solver_mode).
