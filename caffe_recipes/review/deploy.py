@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import Deploy, DeployOptions, derive_deploy
 from caffe_recipes.caffe.dialects import find_dialect, layer_type_dialects, nearest_layer_type
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
-from caffe_recipes.caffe.dialects.schema import list_unknown_names
+from caffe_recipes.caffe.dialects.schema import describe_name, list_unknown_names, nearest_name
 from caffe_recipes.caffe.dialects.unsupported_names import TYPES
 from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.caffe.model_folder import DEPLOY, search_model
@@ -88,11 +89,27 @@ def _find_run(given: str, root: Path) -> str:
 def _refuse_slips(document: Document[Message]) -> None:
     """Raise PrototxtError for the fields of a net, and the types of its layers, that no known Caffe has.
 
-    A data layer of any type becomes an Input, so that only a likely slip is refused.
+    Those of a data layer are refused only if they are likely slips, since it becomes an Input.
     """
-    errors, types = list_unknown_names(document), set[str]()
-    layers = document.message.layer if is_kind(document.message, pb.NetParameter) else ()
-    for index, layer in enumerate(layers):
+    net = document.message
+    if not is_kind(net, pb.NetParameter):
+        return
+    list_name, layers = ("layers", net.layers) if net.layers else ("layer", net.layer)
+    errors = list[PrototxtError]()
+    for name in list_unknown_names(document):
+        starts = [document.offsets[f"{list_name}[{index}]"] for index in range(len(layers))]
+        index = bisect_right(starts, name.offset) - 1
+        if index < 0 or layers[index].bottom or nearest_name(name):
+            errors.append(PrototxtError(document.place(name.offset), *describe_name(name)))
+    errors += _list_unknown_types(document, net)
+    if errors:
+        raise join_errors(errors)
+
+
+def _list_unknown_types(document: Document[Message], net: pb.NetParameter) -> Iterator[PrototxtError]:
+    """Yield an error for each type that no known Caffe has, with the place of its first layer."""
+    types = set[str]()
+    for index, layer in enumerate(net.layer):
         if layer.type in types or layer.type in LAYER_TYPES or layer.type in TYPES:
             continue
         near = nearest_layer_type(layer.type)
@@ -101,9 +118,7 @@ def _refuse_slips(document: Document[Message]) -> None:
             what = f"has type '{layer.type}', which no known Caffe has" if layer.type else "has no type"
             hint = f"did you mean '{near}'?" if near else "docs/engine.md lists the types that are known"
             where = document.where(f"layer[{index}].type")
-            errors.append(PrototxtError(where, f"layer '{layer.name}' {what}", hint))
-    if errors:
-        raise join_errors(errors)
+            yield PrototxtError(where, f"layer '{layer.name}' {what}", hint)
 
 
 def check_dialect(deploy: Deploy, dialect: str, path: str) -> Deploy:

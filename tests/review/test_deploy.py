@@ -76,6 +76,7 @@ def test_a_name_without_a_model_is_said_to_be_an_unfinished_run_or_nothing(
         ),
         ('"SoftmaxWithLoss"', '"SoftMaxWithLoss"', "did you mean 'SoftmaxWithLoss'"),
         ('"Data"', '"data"', "did you mean 'Data'"),
+        ("crop_size: 8", "crop_sise: 8", "has no field 'crop_sise'; did you mean 'crop_size'"),
         ('"BatchNorm"', '"Sudoku"', "'Sudoku', which no known Caffe has; docs/engine.md lists the types"),
         ('type: "BatchNorm"', "", "layer 'bn1' has no type"),
     ],
@@ -94,6 +95,7 @@ def test_fields_and_types_of_forks_and_data_layers_of_any_type_stay(tmp_path: Pa
     )
     text = text.replace('"BatchNorm"', '"Mish"').replace('type: "InnerProduct"', 'type: "GroupNorm"')
     text = text.replace("kernel_size: 3", "kernel_size: 3 filter_group: 1")
+    text = text.replace("crop_size: 8", "crop_size: 8 my_noise: 1")
     (tmp_path / "net.prototxt").write_text(text)
     made = load_deploy(str(tmp_path / "net.prototxt"), DeployChoices(image=(3, 8, 8))).net
     assert [layer.type for layer in made.layer] == ["Input", "Convolution", "Mish", "GroupNorm", "Softmax"]

@@ -45,6 +45,7 @@ from caffe_recipes.caffe.text.hints import OLD_TYPES, hint_for_field, hint_for_v
 from caffe_recipes.caffe.text.parser import Foreign, ForeignName, UnknownNameError, foreign_block, survey_text
 from caffe_recipes.caffe.text.writer import FIRST_FOREIGN
 from caffe_recipes.errors import PrototxtError
+from caffe_recipes.wording import find_slip
 
 _PACKAGE = "caffe"
 _FIRST_FREE = 100_000  # above all numbers of all Caffes; protobuf reserves 19000 to 19999
@@ -110,21 +111,30 @@ def describe_name(name: ForeignName) -> tuple[str, str]:
     >>> describe_name(ForeignName("SolverParameter", "gama", 0))
     ("SolverParameter has no field 'gama'", "did you mean 'gamma'?")
     """
-    owner = lenient_schema().message_types_by_name.get(name.owner)
+    known = _names_beside(name)
     if name.kind != "enum value":
-        known = list(owner.fields_by_name) if owner else []
         return f"{name.owner} has no field '{name.name}'", hint_for_field(name.owner, known, name.name)
-    values = names_of(name.owner)
-    return f"{name.owner} has no value '{name.name}'", hint_for_value(name.owner, [*values], name.name)
+    return f"{name.owner} has no value '{name.name}'", hint_for_value(name.owner, known, name.name)
 
 
-def list_unknown_names(document: Document[Any]) -> list[PrototxtError]:
-    """Return an error for each name in a document that no known Caffe has: its place, and what was meant."""
-    return [
-        PrototxtError(document.place(name.offset), *describe_name(name))
-        for name in outer_foreign(document)
-        if not (is_known(name) or is_of_fork(name))
-    ]
+def nearest_name(name: ForeignName) -> str | None:
+    """Return the field or value of any Caffe that a name is a slip of the keyboard for, or None.
+
+    >>> nearest_name(ForeignName("SolverParameter", "gama", 0)), nearest_name(ForeignName("NetState", "x", 0))
+    ('gamma', None)
+    """
+    return find_slip(name.name, _names_beside(name))
+
+
+def _names_beside(name: ForeignName) -> list[str]:
+    """Return the names that could be in the place of one: fields of its message, or values of its enum."""
+    owner = lenient_schema().message_types_by_name.get(name.owner)
+    return [*names_of(name.owner)] if name.kind == "enum value" else [*owner.fields_by_name] if owner else []
+
+
+def list_unknown_names(document: Document[Any]) -> list[ForeignName]:
+    """Return the names in a document that no known Caffe has."""
+    return [name for name in outer_foreign(document) if not (is_known(name) or is_of_fork(name))]
 
 
 def is_of_fork(name: ForeignName) -> bool:

@@ -123,6 +123,7 @@ FIELDS: Mapping[tuple[str, str], ForkName] = {
     ("LayerParameter", "ctc_loss_param"): ForkName(_DEEPDETECT),
     ("LayerParameter", "dense_image_data_param"): ForkName(_SEGNET),
     ("LayerParameter", "filter_param"): ForkName("yihui-he/channel-pruning"),
+    ("LayerParameter", "flip_param"): ForkName(_WINDOWS),
     ("LayerParameter", "general_contrastive_loss_param"): ForkName(_WINDOWS),
     ("LayerParameter", "general_triplet_loss_param"): ForkName(_WINDOWS),
     ("LayerParameter", "inner_distance_param"): ForkName(_WINDOWS),
