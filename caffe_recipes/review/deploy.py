@@ -61,7 +61,7 @@ def load_deploy(given: str, choices: DeployChoices) -> Deploy:
         if pixels > most:
             what = f"an image of {pixels:,} pixels is too large to be read; the limit is {most:,}"
             raise InputError("--input", what, "give the size of the images, e.g. 3,224,224")
-    if find_named(given) is None:
+    if given != "-" and find_named(given) is None:
         given = _find_run(given, choices.caffe_root or Path())
     found = load_given_net(given, pb.TEST, choices.caffe_root, choices.max_bytes)
     comments: Mapping[str, Comment] = NO_COMMENTS
