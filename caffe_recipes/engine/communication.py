@@ -79,7 +79,7 @@ class Ranks:
         """Abort the other ranks too, since they may be waiting for this one."""
 
     def leave(self) -> None:
-        """Wait until every rank has printed all it has to say: the first to end may end the others."""
+        """Wait until the other ranks have printed all they have to say, too."""
 
 
 class JoinedRanks(Ranks, ABC):
@@ -138,9 +138,9 @@ class JoinedRanks(Ranks, ABC):
         """Wait until every rank has printed all it has to say: the first to end may end the others.
 
         torchrun ends the others if one fails, and mpiexec.hydra if one ends by os._exit, which skips MPI's
-        exit handler. A rank that has been lost is not waited for.
+        exit handler. A rank that has been lost is not waited for, and changes no exit code.
         """
-        with suppress(RunFailed):
+        with suppress(Exception):
             self.gather("")
 
 

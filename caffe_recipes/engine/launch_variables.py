@@ -97,7 +97,10 @@ def count_lone_tasks(environment: Mapping[str, str]) -> int:
     >>> count_lone_tasks({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "8"}), count_lone_tasks({})
     (8, 1)
     """
-    tasks = None if _ONLY_TORCHRUN in environment else _read(environment, _OF_SRUN)
+    try:
+        tasks = None if _ONLY_TORCHRUN in environment else _read(environment, _OF_SRUN)
+    except InputError:  # left over from another step
+        return 1
     return tasks[1] if tasks and find_place(environment).size == 1 else 1
 
 

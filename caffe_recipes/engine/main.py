@@ -170,6 +170,9 @@ _ONLY = {
     "sync_bn": ("train",),
 }
 
+# Caffe's own commands ignore these where they do not read them.
+_OF_CAFFE = {*_ONLY} - {"source", "out", "trace", "precision", "checkpoint_activations", "sync_bn"}
+
 REQUIRED_MODULES = ("torch", "numpy", "cv2", "mpi4py")  # imported only after the flags are checked
 
 
@@ -268,7 +271,8 @@ def _check_flags(command: str, flags: Flags) -> None:
         what = f"-precision '{flags.precision[:80]}' is unknown"
         raise InputError("", what, f"give {', '.join(PRECISIONS)}")
     for name, only in _ONLY.items():
-        if getattr(flags, name) != getattr(Flags, name) and command not in only:
+        is_ignored = name in _OF_CAFFE and command != "predict"
+        if getattr(flags, name) != getattr(Flags, name) and command not in only and not is_ignored:
             raise InputError("", f"{_shown(name)} works only with {join_names(only)}", "leave it out")
     if flags.new_layers and not (command == "train" and flags.weights):
         raise InputError("", "-new_layers works only with train and -weights", "leave it out")

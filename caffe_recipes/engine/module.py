@@ -161,8 +161,11 @@ class CaffeModule(nn.Module):
             hint = "give real numbers" if x.is_complex() else f"convert it: x.to(torch.{takes})"
             raise DataError(self.net.path, what, hint)
         if dtype is not None and dtype.itemsize == 2 and not x.is_floating_point() and x.dtype.itemsize > 1:
-            what = f"input '{name}' is {_type_name(x.dtype)}, which {_type_name(dtype)} cannot represent"
-            raise DataError(self.net.path, what, "use the weights in float32")
+            what = (
+                f"input '{name}' is {_type_name(x.dtype)}, whose values {_type_name(dtype)} may not represent"
+            )
+            hint = f"use the weights in float32, or convert it: x.to(torch.{_type_name(dtype)})"
+            raise DataError(self.net.path, what, hint)
         return x if x.is_floating_point() else x.to(dtype or torch.float32)
 
     def resize(self, shapes: Sequence[TensorShape]) -> None:
@@ -204,7 +207,8 @@ def build_module(net: pb.NetParameter, weights: pb.NetParameter, path: str, weig
     """
     quiet = Log(enabled=False)
     net.state.phase = pb.TEST
-    for layer in select_layers(net, pb.TEST):  # before it is set up, since its data may be absent
+    # Before the net is set up, since its data may be absent.
+    for layer in select_layers(net, pb.TEST, net.state.level, net.state.stage):
         if layer.type in SOURCES and layer.type != "Input":
             what = f"layer '{layer.name}' ({layer.type}) reads its data itself"
             raise InputError(path, what, "derive a net with caffe-recipes deploy")

@@ -335,8 +335,9 @@ class RunnableNet:
 
         Raises DataError, with the record, if a label is not one of the classes.
         """
-        self._batch, losses = self._read(), list[Tensor]()
-        read = [*self._batch]
+        read, losses = self._read(), list[Tensor]()
+        if self._split.state.phase == pb.TRAIN:
+            self._batch = [*read]
         keeps_all = self.keeps_blobs or not torch.is_grad_enabled()
         with self._in_bf16():
             for segment in self._segments or [Segment(self.calls)]:

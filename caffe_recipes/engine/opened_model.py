@@ -27,11 +27,11 @@ def open_module(model: Model) -> CaffeModule:
         texts = [" x ".join(map(str, each)) for each in (described.shape, shapes[0][1:])]
         what = f"shape: is {texts[0]}, and the net beside it takes {texts[1]}"
         raise InputError(model.described_in, what, "copy both files again from their run")
-    if len(shapes) == 1 and len(shapes[0]) == 4 and not module.word_counts:
-        _check_images(model, shapes[0])
     output = find_scores(module)
-    if output is not None:
-        _check_names(model, _shapes_of_outputs(module)[output][1])
+    if output is not None and len(shapes) == 1 and len(shapes[0]) == 4 and not module.word_counts:
+        _check_images(model, shapes[0])
+    if output is not None and _types_of_outputs(module)[output] == "Softmax":
+        check_names(model, module, output)
     return module
 
 
@@ -46,7 +46,9 @@ def _check_images(model: Model, shape: TensorShape) -> None:
         raise InputError(model.net, what, "give the transform with which this net was trained")
 
 
-def _check_names(model: Model, count: int) -> None:
+def check_names(model: Model, module: CaffeModule, output: str) -> None:
+    """Raise InputError for more names than scores of an output, or too few that are not of a run."""
+    count = _shapes_of_outputs(module)[output][1]
     names = len(model.description.classes or ())
     is_short = model.is_resized and 0 < names < count  # a run may have seen only some classes
     if names > count or is_short:
@@ -58,10 +60,14 @@ def _check_names(model: Model, count: int) -> None:
 def find_scores(module: CaffeModule) -> str | None:
     """Return the output with one score for each class: the first softmax, or else the only output."""
     shapes = _shapes_of_outputs(module)
-    types = {top: node.param.type for node in module.net.nodes for top in node.param.top}
+    types = _types_of_outputs(module)
     best = [name for name in shapes if types[name] == "Softmax"] or list(shapes)
     shape = shapes[best[0]]
     return best[0] if len(best) == 1 and len(shape) >= 2 and math.prod(shape[2:]) == 1 else None
+
+
+def _types_of_outputs(module: CaffeModule) -> dict[str, str]:
+    return {top: node.param.type for node in module.net.nodes for top in node.param.top}
 
 
 def _shapes_of_outputs(module: CaffeModule) -> dict[str, TensorShape]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.models import Model
 from caffe_recipes.caffe.shapes import show_shape
-from caffe_recipes.engine.opened_model import find_scores, open_module
+from caffe_recipes.engine.opened_model import check_names, find_scores, open_module
 from caffe_recipes.engine.operators.operator import TensorShape
 from caffe_recipes.engine.transform import Transform, decode_datum, match_caffe_opencv, resize_to
 from caffe_recipes.errors import DataError, InputError
@@ -56,6 +56,7 @@ class Predictor:
             what = f"does not predict one score for each class of an image, but {listed}"
             hint = "call it in Python (cr.torch_module), or export it; of a net with several losses, "
             raise InputError(model.net, what, f"{hint}caffe-recipes deploy --loss keeps one")
+        check_names(model, self.module, output)
         self._output = output
 
     def prepare(self, image: Path) -> ImageValues:

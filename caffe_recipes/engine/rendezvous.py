@@ -269,7 +269,10 @@ def _find_interface(rank: int, gather: Gather, meeting: str = "") -> str:
     if not meeting:
         meeting = gather(_address_towards(far) if rank == 0 and not name else "")[0] or hosts[0]
     if not name:
-        name = os.environ["GLOO_SOCKET_IFNAME"] = _interface(_address_towards(meeting if far else ""))
+        own = _address_towards(meeting if far else "")
+        if far and own.startswith("127."):  # on rank 0's host, whose /etc/hosts may map its name to 127.0.1.1
+            own = _address_towards(far)
+        name = os.environ["GLOO_SOCKET_IFNAME"] = _interface(own)
     if "," in name:
         hint = "name the one that leads to the other hosts"
         raise RunFailed(here, f"GLOO_SOCKET_IFNAME lists several network interfaces, {name}", hint)

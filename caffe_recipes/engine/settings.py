@@ -110,8 +110,8 @@ _USUAL = {
     "weight_decay": "0.0005",
 }
 
-# For each type, the fields with values at which Caffe stops (rms_decay), or takes the root of a number below
-# 0 or divides by 0: which values are valid, and how to say so. Others are used as they are.
+# For each type, the fields with values at which Caffe stops (rms_decay), or trains without a message though
+# weights become NaN or stay as they are: which values are valid, and how to say so. Others are used as given.
 _RANGES: Mapping[str, Mapping[str, tuple[Callable[[float], bool], str]]] = {
     "RMSProp": {
         "rms_decay": (lambda value: 0 <= value < 1, "at least 0 and below 1"),

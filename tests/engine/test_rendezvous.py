@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from caffe_recipes.engine import rendezvous
 from caffe_recipes.engine.rendezvous import choose_backend, connect_texts, find_store
 from caffe_recipes.errors import RunFailed
 
@@ -48,7 +49,7 @@ def meet_at(monkeypatch: pytest.MonkeyPatch, address: str) -> int:
         ("127.0.0.1", 0, "1/2 clients joined"),
         ("no such host", 1, "not known"),
         ("no such host", 0, "not known"),
-        ("a..b", 1, "label empty or too long"),
+        ("a..b", 1, "idna"),
     ],
 )
 def test_a_rank_does_not_wait_forever_for_the_others(
@@ -93,6 +94,15 @@ def test_a_rank_of_another_job_that_comes_first_does_not_end_rank_0(monkeypatch:
         with pytest.raises(RunFailed, match="belongs to another job"):
             stranger.result()
         assert store.get("rank-0") == b"1"
+
+
+def test_the_name_of_rank_0s_host_may_be_that_of_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's installer writes 127.0.1.1 beside the host's name into /etc/hosts."""
+    routes = {"here": "127.0.1.1", "there": "10.0.0.1"}
+    monkeypatch.setattr(rendezvous, "_address_towards", routes.__getitem__)
+    monkeypatch.setattr(rendezvous, "_interface", {"127.0.1.1": "lo", "10.0.0.1": "eth0"}.__getitem__)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    assert rendezvous._find_interface(0, lambda text: [text, "there"], "here") == "eth0"
 
 
 def on_all_ranks(size: int, work: Callable[[int, HashStore], object]) -> list[object]:
