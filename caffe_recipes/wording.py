@@ -200,7 +200,8 @@ def find_slip(name: str, known: Iterable[str]) -> str | None:
     if same is not None or len(name) > _LONGEST_NAME:
         return same
     head, _, tail = name.rpartition("_")
-    if f"{head}_param" in known and tail.startswith("p") and _count_slips(tail, "param") <= 2:
+    is_tail = tail.startswith("p") and tail.isalpha() and _count_slips(tail, "param") <= 2
+    if is_tail and f"{head}_param" in known:
         return f"{head}_param"
     stem, best = name.removesuffix("_param"), (3, "")
     for each in known:

@@ -31,6 +31,7 @@ _PRODUCER = tuple[int, int]  # the index of a layer, and that of its top
 _OWN_FIELDS = ("include", "exclude", "param", "loss_weight", "propagate_down", "phase", "blobs")
 # Fields at any depth that do not change a prediction. Other fillers tell the kinds of BN apart.
 _IDLE_FIELDS = ("engine", "weight_filler", "bias_filler", "filler")
+_IMAGE_AXES = 4  # N, C, H, W
 _RECURRENT = frozenset(entry.name for entry in recurrent.TYPES)
 
 
@@ -335,9 +336,9 @@ class _Batches:
     size: Dim
 
     def first_dim(self, layer: pb.LayerParameter, shape: Shape | None) -> int:
-        """Return the first dimension of a data layer's top. That of an Input may be no batch, as of boxes."""
+        """Return the first dimension of a data layer's top. That of an Input may not be a batch."""
         own = shape[0] if shape else None
-        if self.size is None or (layer.type == "Input" and own not in (None, self.given)):
+        if self.size is None or (layer.type in ("Input", "DummyData") and own not in (None, self.given)):
             return own or 1
         return self.size
 
@@ -345,13 +346,18 @@ class _Batches:
 def _find_batches(
     layers: Sequence[pb.LayerParameter], options: DeployOptions, images: Images, where: str
 ) -> _Batches:
-    """Return how the batch of some layers changes; the first of those without bottoms has the batch."""
+    """Return how the batch of some layers changes: that of the first images, or else of the first input."""
     steps = [layer for layer in layers if layer.type in _RECURRENT]
     if steps and options.batch is not None:
         what = f"layer '{steps[0].name}' ({steps[0].type}) reads time steps, then streams, and not a batch"
         raise InputError("--batch", what, "write the shapes into the net's Input layers")
-    first = next(layer for layer in layers if not layer.bottom)
-    shape = next(iter(_list_shapes(first, images, where)), None)
+    inputs = [
+        (layer, shape)
+        for layer in layers
+        if not layer.bottom
+        for shape in _list_shapes(layer, images, where) or [None]
+    ]
+    first, shape = min(inputs, key=lambda one: (len(one[1] or ()) != _IMAGE_AXES, one[0].type == "DummyData"))
     given = shape[0] if shape else None
     if steps:
         return _Batches(given, None)
@@ -374,16 +380,9 @@ def _check_shapes(net: pb.NetParameter, batches: _Batches, where: str) -> None:
     try:
         infer_shapes(net, pb.TEST, path=path)
     except LayerMisfit as error:
-        as_given = type(net)()
-        as_given.CopyFrom(net)
-        for shape in (shape for layer in as_given.layer for shape in layer.input_param.shape):
-            if shape.dim and shape.dim[0] == batches.size and batches.given:
-                shape.dim[0] = batches.given
-        try:
-            infer_shapes(as_given, pb.TEST)
-        except LayerMisfit:
-            raise error from None
-        hint = f"give --batch {batches.given}, for which the net is written, or change it"
+        if not batches.size or batches.given in (None, 0, batches.size):
+            raise
+        hint = f"{error.hint}, or give --batch {batches.given}, if the net is written for it"
         raise error.reworded(hint=hint) from None
 
 

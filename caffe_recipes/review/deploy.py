@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.deploy import Deploy, DeployOptions, derive_deploy
 from caffe_recipes.caffe.dialects import find_dialect, layer_type_dialects, nearest_layer_type
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
-from caffe_recipes.caffe.dialects.schema import describe_name, list_unknown_names, nearest_name
+from caffe_recipes.caffe.dialects.schema import (
+    foreign_values,
+    is_known,
+    is_of_fork,
+    list_unknown_names,
+    name_error,
+    nearest_name,
+)
 from caffe_recipes.caffe.dialects.unsupported_names import TYPES
 from caffe_recipes.caffe.layer_types import LAYER_TYPES
 from caffe_recipes.caffe.model_folder import DEPLOY, search_model
@@ -23,10 +27,10 @@ from caffe_recipes.caffe.prototxt import (
     MOST_BYTES,
     NO_COMMENTS,
     Comment,
-    Document,
     encode_prototxt,
     is_kind,
 )
+from caffe_recipes.caffe.text.parser import ForeignName
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.caffe.weights import serialize
 from caffe_recipes.errors import InputError, PrototxtError, join_errors
@@ -34,9 +38,10 @@ from caffe_recipes.files.atomic_writes import check_output, output_error, write_
 from caffe_recipes.files.bounded_reads import read_bytes
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
-from caffe_recipes.review.inspect.nets import image_reader, load_given_net
+from caffe_recipes.review.inspect.nets import GivenNet, image_reader, load_given_net
 from caffe_recipes.review.naming import KINDS, find_named, require_named
 from caffe_recipes.run_names import RUNS
+from caffe_recipes.wording import describe_names
 
 
 @dataclass(frozen=True)
@@ -65,14 +70,15 @@ def load_deploy(given: str, choices: DeployChoices) -> Deploy:
         given = _find_run(given, choices.caffe_root or Path())
     found = load_given_net(given, pb.TEST, choices.caffe_root, choices.max_bytes)
     comments: Mapping[str, Comment] = NO_COMMENTS
+    _refuse_slips(found)
     if found.document is not None:
-        _refuse_slips(found.document)
         upgraded = upgrade_document(found.document)
         if upgraded.message == found.message:
             comments = upgraded.comments
     options = DeployOptions(choices.image, choices.batch, choices.losses, found.state)
     images = image_reader(None, choices.caffe_root, [])
-    return derive_deploy(found.message, options, comments=comments, images=images, path=found.path)
+    made = derive_deploy(found.message, options, comments=comments, images=images, path=found.path)
+    return replace(made, notes=(*made.notes, *_note_unknown(made.net)))
 
 
 def _find_run(given: str, root: Path) -> str:
@@ -86,39 +92,43 @@ def _find_run(given: str, root: Path) -> str:
     return require_named(given, KINDS, "", takes_runs=True).path
 
 
-def _refuse_slips(document: Document[Message]) -> None:
-    """Raise PrototxtError for the fields of a net, and the types of its layers, that no known Caffe has.
+def _refuse_slips(found: GivenNet) -> None:
+    """Raise PrototxtError for the fields of a net, and the types of its layers, that are likely slips.
 
-    Those of a data layer are refused only if they are likely slips, since it becomes an Input.
+    What else no known Caffe has may be of a fork, or in layers that the deploy net does not contain.
     """
-    net = document.message
-    if not is_kind(net, pb.NetParameter):
-        return
-    list_name, layers = ("layers", net.layers) if net.layers else ("layer", net.layer)
+    document, net = found.document, found.message
     errors = list[PrototxtError]()
-    for name in list_unknown_names(document):
-        starts = [document.offsets[f"{list_name}[{index}]"] for index in range(len(layers))]
-        index = bisect_right(starts, name.offset) - 1
-        if index < 0 or layers[index].bottom or nearest_name(name):
-            errors.append(PrototxtError(document.place(name.offset), *describe_name(name)))
-    errors += _list_unknown_types(document, net)
+    if document is not None and is_kind(document.message, pb.NetParameter):
+        net = document.message
+        errors += [name_error(document, name) for name in list_unknown_names(document) if nearest_name(name)]
+    types = set[str]()
+    for index, layer in enumerate(net.layer):
+        if layer.type in types or _is_known_type(layer.type):
+            continue
+        near = nearest_layer_type(layer.type)
+        if near or (layer.bottom and not layer.type):
+            types.add(layer.type)
+            what = f"has type '{layer.type}', which no known Caffe has" if near else "has no type"
+            hint = f"did you mean '{near}'?" if near else "docs/engine.md lists the types that are known"
+            where = document.where(f"layer[{index}].type") if document else found.path
+            errors.append(PrototxtError(where, f"layer '{layer.name}' {what}", hint))
     if errors:
         raise join_errors(errors)
 
 
-def _list_unknown_types(document: Document[Message], net: pb.NetParameter) -> Iterator[PrototxtError]:
-    """Yield an error for each type that no known Caffe has, with the place of its first layer."""
-    types = set[str]()
-    for index, layer in enumerate(net.layer):
-        if layer.type in types or layer.type in LAYER_TYPES or layer.type in TYPES:
-            continue
-        near = nearest_layer_type(layer.type)
-        if (near or layer.bottom) and not layer_type_dialects(layer.type):
-            types.add(layer.type)
-            what = f"has type '{layer.type}', which no known Caffe has" if layer.type else "has no type"
-            hint = f"did you mean '{near}'?" if near else "docs/engine.md lists the types that are known"
-            where = document.where(f"layer[{index}].type")
-            yield PrototxtError(where, f"layer '{layer.name}' {what}", hint)
+def _is_known_type(name: str) -> bool:
+    return name in LAYER_TYPES or name in TYPES or bool(layer_type_dialects(name))
+
+
+def _note_unknown(net: pb.NetParameter) -> list[str]:
+    """Return a note on the layer types and fields of a deploy net that no known Caffe has."""
+    names = [f"layer type '{layer.type}'" for layer in net.layer if not _is_known_type(layer.type)]
+    for _, owner, field, _ in foreign_values(net):
+        if not (is_known(name := ForeignName(owner, field, 0)) or is_of_fork(name)):
+            names.append(f"field '{owner}.{field}'")
+    shown = describe_names([*dict.fromkeys(names)])
+    return [f"no known Caffe has {shown}: kept, since they may be of a fork"] if names else []
 
 
 def check_dialect(deploy: Deploy, dialect: str, path: str) -> Deploy:

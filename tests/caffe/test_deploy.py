@@ -120,17 +120,27 @@ def test_inputs_keep_their_shapes_and_a_batch_changes_those_that_have_that_of_th
     assert first_dims(INPUTS % 2, DeployOptions(image=(1, 6, 8))) == [2, 2, 5]
 
 
+@pytest.mark.parametrize("kind", ["Input", "DummyData"])
+def test_the_batch_is_that_of_the_images_also_after_boxes(kind: str) -> None:
+    layers = INPUTS.splitlines()
+    block = "input_param" if kind == "Input" else "dummy_data_param"
+    boxes = layers.pop(2).replace("Input", kind).replace("input_param", block)
+    text = "\n".join([boxes, *layers])
+    assert first_dims(text % 2, DeployOptions()) == [5, 2, 2]
+    assert first_dims(text % 0, DeployOptions(batch=7)) == [5, 7, 7]
+
+
 def test_layers_that_are_written_for_the_batch_of_the_net_name_it() -> None:
-    what = "'end' .* cannot reshape .*; give --batch 2, for which the net is written, or change it"
+    what = "'end' .* cannot reshape .*; fix .*, or give --batch 2, if the net is written for it"
     with pytest.raises(PrototxtError, match=what):
         derive(INPUTS % 2, DeployOptions(batch=1))
     fixed = 'type: "Reshape" bottom: "data" top: "fc" reshape_param { shape { dim: 4 dim: 192 } }'
     data = NET.replace('type: "InnerProduct" bottom: "conv1" top: "fc"', fixed)
     data = data.replace("} } inner_product_param { num_output: 3 }", "} }")
-    with pytest.raises(PrototxtError, match="give --batch 4, for which the net is written"):
+    with pytest.raises(PrototxtError, match="or give --batch 4, if the net is written for it"):
         derive(data, DeployOptions())
-    with pytest.raises(PrototxtError, match="fix one of these layers"):
-        derive(INPUTS % 3, DeployOptions(batch=1))
+    with pytest.raises(PrototxtError, match=r"; fix one of these layers\Z"):
+        derive(INPUTS % 3, DeployOptions(batch=2))
 
 
 def test_the_time_steps_of_recurrent_layers_are_no_batch() -> None:

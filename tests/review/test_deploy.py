@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import render_checked
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.deploy import (
     DeployChoices,
@@ -77,16 +78,59 @@ def test_a_name_without_a_model_is_said_to_be_an_unfinished_run_or_nothing(
         ('"SoftmaxWithLoss"', '"SoftMaxWithLoss"', "did you mean 'SoftmaxWithLoss'"),
         ('"Data"', '"data"', "did you mean 'Data'"),
         ("crop_size: 8", "crop_sise: 8", "has no field 'crop_sise'; did you mean 'crop_size'"),
-        ('"BatchNorm"', '"Sudoku"', "'Sudoku', which no known Caffe has; docs/engine.md lists the types"),
         ('type: "BatchNorm"', "", "layer 'bn1' has no type"),
     ],
 )
-def test_fields_and_types_that_no_known_caffe_has_are_refused(
-    tmp_path: Path, old: str, new: str, error: str
-) -> None:
+def test_likely_slips_are_refused(tmp_path: Path, old: str, new: str, error: str) -> None:
     (tmp_path / "net.prototxt").write_text(NET.replace(old, new))
     with pytest.raises(PrototxtError, match=error):
         load_deploy(str(tmp_path / "net.prototxt"), DeployChoices())
+
+
+def test_slips_in_the_net_inside_a_solver_and_in_that_of_a_recipe_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solver = tmp_path / "solver.prototxt"
+    for old, new, error in (
+        (
+            "kernel_size",
+            "kernel_sise",
+            r"solver\.prototxt:11:37: ConvolutionParameter has no field 'kernel",
+        ),
+        ('"BatchNorm"', '"Batchnorm"', r"solver\.prototxt: layer 'bn1' has type .* 'BatchNorm'\?"),
+    ):
+        solver.write_text(f"net_param {{ {NET.replace(old, new)} }} base_lr: 1")
+        with pytest.raises(PrototxtError, match=error):
+            load_deploy(str(solver), DeployChoices())
+    solver.write_text(f"net_param {{ {NET} }} base_lr: 1")
+    assert load_deploy(str(solver), DeployChoices()).outputs == ("prob",)
+    net = pb.NetParameter()
+    net.layer.add(name="act", type="Relu", bottom=["a"], top=["a"])
+    monkeypatch.setattr("caffe_recipes.render.prototxts.build_net", lambda recipe, name: net)
+    with pytest.raises(PrototxtError, match=r"digits-local:train_val: layer 'act' .*; did you mean 'ReLU'\?"):
+        load_deploy("digits-local", DeployChoices())
+
+
+def test_what_a_deploy_net_does_not_contain_may_be_of_any_caffe(tmp_path: Path) -> None:
+    text = NET.replace('"Accuracy"', '"MyMetric"').replace('name: "small"', 'name: "small" my_version: "v1"')
+    text = text.replace('top: "loss" }', 'top: "loss" my_loss_param { weight: 3 } }')
+    text = text.replace("lr_mult: 1", "lr_mult: 1 my_prune: 0.5").replace('"xavier"', '"xavier" my_seed: 3')
+    text += 'layer { name: "own" type: "MyFancyLoss" bottom: "fc" bottom: "label" include { phase: TRAIN } }'
+    (tmp_path / "net.prototxt").write_text(text)
+    made = load_deploy(str(tmp_path / "net.prototxt"), DeployChoices())
+    assert render_checked(made.net, made.comments).split() == DEPLOY.split()
+    assert not any("no known Caffe" in note for note in made.notes)
+
+
+def test_what_no_known_caffe_has_stays_with_a_note(tmp_path: Path) -> None:
+    text = NET.replace('"BatchNorm"', '"Sudoku"').replace("kernel_size: 3", "kernel_size: 3 my_prune: 1")
+    (tmp_path / "net.prototxt").write_text(text)
+    made = load_deploy(str(tmp_path / "net.prototxt"), DeployChoices())
+    assert [layer.type for layer in made.net.layer][2] == "Sudoku"
+    assert made.notes[-1] == (
+        "no known Caffe has layer type 'Sudoku', field 'ConvolutionParameter.my_prune': "
+        "kept, since they may be of a fork"
+    )
 
 
 def test_fields_and_types_of_forks_and_data_layers_of_any_type_stay(tmp_path: Path) -> None:

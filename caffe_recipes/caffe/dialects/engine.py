@@ -23,11 +23,11 @@ from caffe_recipes.caffe.dialects import (
 )
 from caffe_recipes.caffe.dialects.convert import convert_document
 from caffe_recipes.caffe.dialects.schema import (
-    describe_name,
     foreign_values,
     is_known,
     is_of_fork,
     list_unknown_names,
+    name_error,
     outer_foreign,
 )
 from caffe_recipes.caffe.dialects.unsupported_names import FIELDS, find_fork_type
@@ -139,10 +139,7 @@ def to_engine_net(document: Document[Any]) -> pb.NetParameter:
 
 
 def _unrun_errors(document: Document[Any], unrun: Sequence[ForeignName]) -> list[InputError]:
-    errors: list[InputError] = [
-        PrototxtError(document.place(name.offset), *describe_name(name))
-        for name in list_unknown_names(document)
-    ]
+    errors: list[InputError] = [name_error(document, name) for name in list_unknown_names(document)]
     others = [f"{name.owner}.{name.name}" for name in unrun if is_known(name) or is_of_fork(name)]
     if others:
         names = ", ".join(dict.fromkeys(others))

@@ -137,6 +137,11 @@ def list_unknown_names(document: Document[Any]) -> list[ForeignName]:
     return [name for name in outer_foreign(document) if not (is_known(name) or is_of_fork(name))]
 
 
+def name_error(document: Document[Any], name: ForeignName) -> PrototxtError:
+    """Return the error for a name in a document that our Caffe lacks, with its place and a hint."""
+    return PrototxtError(document.place(name.offset), *describe_name(name))
+
+
 def is_of_fork(name: ForeignName) -> bool:
     """Return whether a public fork that is not a dialect has a name: a field, or the type of an old layer."""
     is_type = name.owner == OLD_TYPES and find_fork_type(name.name) is not None

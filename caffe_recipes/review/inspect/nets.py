@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects.schema import load_lenient
 from caffe_recipes.caffe.layer_types import LAYER_TYPES, type_of
-from caffe_recipes.caffe.prototxt import MOST_BYTES, is_kind, load_document
+from caffe_recipes.caffe.prototxt import MOST_BYTES, NO_COMMENTS, is_kind, load_document
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import DataError, InputError, PrototxtError
 from caffe_recipes.quoting import hiding_foreign_text, refuse_foreign_link, refuse_foreign_names
@@ -145,7 +145,8 @@ def _solver_net(
     paths = [*(solver.test_net if is_test else [solver.train_net]), solver.net]
     named = next(filter(None, paths), "")
     if inline and not named:
-        return GivenNet(given, _upgrade_net(replace(document, message=inline[0])), state)
+        inner = replace(document, message=inline[0], comments=NO_COMMENTS)
+        return GivenNet(given, _upgrade_net(inner), state, inner)
     if not named:
         raise PrototxtError(given, "is a solver that names no net", "give the net file itself")
     path = _find_net(given, named, caffe_root)

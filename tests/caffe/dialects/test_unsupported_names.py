@@ -47,7 +47,9 @@ def test_only_a_slip_of_the_keyboard_is_corrected(written: str, meant: str | Non
     assert nearest_layer_type(written) == meant
 
 
-@pytest.mark.parametrize("name", ["gn_param", "cpm_param", "bn_params", "shuffle_param", "roi_param", "l"])
+@pytest.mark.parametrize(
+    "name", ["gn_param", "cpm_param", "bn_params", "transform_param2", "shuffle_param", "roi_param", "l"]
+)
 def test_a_block_of_a_fork_is_not_taken_for_one_of_ours(name: str) -> None:
     assert find_slip(name, list(pb.LayerParameter.DESCRIPTOR.fields_by_name)) is None
 
