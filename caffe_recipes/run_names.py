@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 RUNS = "runs"
-SUBMISSIONS = ".submissions.jsonl"  # behind the name of a recipe
+SUBMISSIONS = ".submissions.jsonl"  # after the name of a recipe
 
 
 def parse_run_name(name: str) -> tuple[str, int] | None:

@@ -101,7 +101,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
 
 
 def _unexpected(word: str, command: str, before: str, given: Container[str]) -> InputError:
-    """Return the error for a word that is no value, after a command, the flag `before` and those `given`."""
+    """Return the error for a word after a command, the flag `before` and the flags `given`."""
     if command not in COMMANDS:  # such as a misspelt one
         return InputError("", f"2 commands: {command} {word}", f"give one: {', '.join(COMMANDS)}")
     asked = "solver" if command == "train" else "model"
@@ -171,7 +171,16 @@ _ONLY = {
 }
 
 # Caffe's own commands ignore these where they do not read them.
-_OF_CAFFE = {*_ONLY} - {"source", "out", "trace", "precision", "checkpoint_activations", "sync_bn"}
+_OF_CAFFE = {
+    "solver",
+    "model",
+    "weights",
+    "snapshot",
+    "iterations",
+    "phase",
+    "sigint_effect",
+    "sighup_effect",
+}
 
 REQUIRED_MODULES = ("torch", "numpy", "cv2", "mpi4py")  # imported only after the flags are checked
 

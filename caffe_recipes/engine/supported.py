@@ -52,7 +52,7 @@ def _unsupported_error(where: str, types: Collection[str]) -> LayerError:
     """Return the error for types that the engine does not run, with the layers in `where`."""
     names = [f"'{name}'" for name in types]
     what = f"type{'s' if len(names) > 1 else ''} {', '.join(names)} {'are' if len(names) > 1 else 'is'}"
-    slips = [name for name in types if not layer_type_dialects(name)]  # others are no mistake
+    slips = [name for name in types if not layer_type_dialects(name)]  # others may be of a fork
     meant = [f"'{near}'" for name in slips if (near := nearest_layer_type(name, RUN))]
     hints = [f"did you mean {join_names(meant)}?"] if meant else []
     if len(meant) < len(names):
