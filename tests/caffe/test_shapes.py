@@ -204,6 +204,7 @@ def test_a_layer_type_without_a_rule_makes_blobs_of_unknown_shape() -> None:
         ),
         ("type: 'AnnotatedData' data_param { batch_size: 4 }", [(4, 3, 40, 50), None]),
         ("type: 'VideoData' data_param { batch_size: 4 }", [(4, 3, 40, 50), (4,)]),
+        ("type: 'VideoData' video_data_param {}", [None, None]),  # of a fork that has the batch there
         ("type: 'WindowData' window_data_param { batch_size: 4 crop_size: 7 }", [(4, 3, 7, 7), (4,)]),
         ("type: 'Input'", [None, None]),
     ],

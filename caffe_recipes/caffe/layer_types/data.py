@@ -40,7 +40,9 @@ def _memory_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     return _batch_shapes(layer, param, (param.channels, param.height, param.width))
 
 
-def _video_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
+def _video_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
+    if not layer.HasField("data_param"):  # a fork's, which has its own fields
+        return [None] * len(layer.top)
     image = images(layer.video_data_param.video_file) or (3, None, None)
     return _batch_shapes(layer, layer.data_param, image)
 
