@@ -16,6 +16,7 @@ from caffe_recipes.caffe.layer_types.convolution import as_depthwise
 from caffe_recipes.caffe.layer_types.dimensions import LayerShapes
 from caffe_recipes.caffe.prototxt import Comment
 from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.wording import describe_names
 
 _Rewrite = Callable[[LayerShapes], list[pb.LayerParameter] | None]  # None: as it is
 
@@ -37,7 +38,7 @@ def rewrite_for_opencv(deploy: Deploy) -> Deploy:
     if not changed:
         return deploy
     comments = keep_comments(_name_blocks(deploy), moves, made)
-    note = f"written as layers that OpenCV has: {', '.join(changed)}"
+    note = f"written so that OpenCV reads them: {describe_names(changed)}"
     return replace(deploy, net=made, comments=comments, notes=(*deploy.notes, note))
 
 
@@ -66,7 +67,20 @@ def _spatial_dropout(found: LayerShapes) -> list[pb.LayerParameter]:
 
 def _depthwise(found: LayerShapes) -> list[pb.LayerParameter] | None:
     channels = found.bottoms[0][1] if found.bottoms[0] else None
-    return None if channels is None else [as_depthwise(found.layer, channels)]
+    if channels is None:
+        return None
+    grouped = replace(found, layer=as_depthwise(found.layer, channels))
+    return _convolution(grouped) or [grouped.layer]
+
+
+def _convolution(found: LayerShapes) -> list[pb.LayerParameter] | None:
+    """Both sides of the padding, since OpenCV ignores one without the other."""
+    param = found.layer.convolution_param
+    if param.HasField("pad_h") == param.HasField("pad_w"):
+        return None
+    made = _copy(found.layer)
+    made.convolution_param.pad_h, made.convolution_param.pad_w = param.pad_h, param.pad_w
+    return [made]
 
 
 def _slice(found: LayerShapes) -> list[pb.LayerParameter] | None:
@@ -109,6 +123,8 @@ def _lrn(found: LayerShapes) -> list[pb.LayerParameter] | None:
 
 _REWRITES: Mapping[str, _Rewrite] = {
     **dict.fromkeys(DEPTHWISE, _depthwise),
+    "Convolution": _convolution,
+    "Deconvolution": _convolution,
     "LRN": _lrn,
     "Slice": _slice,
     "SpatialDropout": _spatial_dropout,

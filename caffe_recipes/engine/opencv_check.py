@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layer_types.dimensions import size_of
+from caffe_recipes.caffe.layer_types.normalization import has_own_scale
 from caffe_recipes.caffe.packed_blobs import fill_blob
 from caffe_recipes.caffe.prototxt import encode_prototxt, render_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes
@@ -38,6 +39,10 @@ def compare_opencv(net: pb.NetParameter, weights: pb.NetParameter | None, path: 
     if OpenCV cannot run the net, and InputError if the engine cannot.
     """
     _check_memory(net, path)
+    for layer in net.layer:
+        if layer.type == "BatchNorm" and has_own_scale(layer):
+            what = f"layer '{layer.name}' (BatchNorm) has its own scale and shift, which OpenCV reads wrong"
+            raise CheckFailed(path, what, f"give --fold-bn WEIGHTS, or {_OTHER_WAYS}")
     weights = weights or make_weights(net)
     below = type(net)()
     below.CopyFrom(net)

@@ -33,7 +33,7 @@ def test_layers_are_replaced_by_exact_equivalents() -> None:
     )
     assert abs(factor.power_param.scale - 2**-0.75) < 1e-6
     assert list(cut.slice_param.slice_point) == [2]
-    assert made.notes == ("note", "written as layers that OpenCV has: 'norm' (LRN), 's' (Slice)")
+    assert made.notes == ("note", "written so that OpenCV reads them: 'norm' (LRN), 's' (Slice)")
     assert sorted(made.comments) == ["layer[4]", "name"]
 
 

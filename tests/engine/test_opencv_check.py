@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe.deploy import Deploy
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.opencv_nets import rewrite_for_opencv
 from caffe_recipes.caffe.weights import blob_values
 from caffe_recipes.engine import opencv_check
@@ -36,6 +37,9 @@ def layer(text: str, tops: str = 'top: "y"') -> str:
         layer('type: "DepthwiseConvolution" convolution_param { num_output: 4 kernel_size: 3 }'),
         layer('type: "LRN" lrn_param { local_size: 3 alpha: 2 k: 2 }'),
         layer('type: "Convolution" convolution_param { num_output: 3 kernel_size: 3 }'),
+        layer('type: "Convolution" convolution_param { num_output: 3 kernel_h: 1 kernel_w: 3 pad_w: 1 }'),
+        layer('type: "Deconvolution" convolution_param { num_output: 3 kernel_h: 3 kernel_w: 1 pad_h: 1 }'),
+        layer('type: "ConvolutionDepthwise" convolution_param { num_output: 4 kernel_size: 3 pad_w: 1 }'),
         layer('type: "Slice"', 'top: "y" top: "z"'),
         layer('type: "SpatialDropout"'),
         layer('type: "Tile" tile_param { tiles: 3 }'),
@@ -77,6 +81,15 @@ def test_a_net_that_the_memory_cannot_hold_is_refused_before_weights_are_made(
 def test_what_it_lacks_or_reads_wrong_is_a_failed_check(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(CheckFailed, match=what) as caught:
         compare(tmp_path, layer(text))
+    assert caught.value.where == "n.prototxt"
+
+
+def test_a_batch_norm_of_nvidias_caffe_that_scales_is_named_with_the_way_out() -> None:
+    text = INPUT + layer('type: "BatchNorm" batch_norm_param { scale_bias: true use_global_stats: true }')
+    with pytest.raises(
+        CheckFailed, match=r"layer 'l' \(BatchNorm\) has its own scale .* give --fold-bn"
+    ) as caught:
+        compare_opencv(parse_lenient(text, "n.prototxt").message, None, "n.prototxt")
     assert caught.value.where == "n.prototxt"
 
 
