@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def test_a_loss_that_is_not_finite_is_why_a_net_does_not_train(tmp_path: Path) -
     (tmp_path / "net.prototxt").write_text(HDF5 + IP.replace("num_output: 3", huge) + LOSS % "EuclideanLoss")
     (tried,) = try_nets(tmp_path)
     assert tried.why.startswith("iteration 0: the loss is inf")
+
+
+def test_reasons_are_given_by_line_without_the_folder_they_were_read_in(tmp_path: Path) -> None:
+    foreign = '\nlayer { name: "g" type: "G" detectnet_groundtruth_param {} detectnet_augmentation_param {} }'
+    (tmp_path / "net.prototxt").write_text(HDF5 + IP + LOSS % "EuclideanLoss" + foreign)
+    (tried,) = try_nets(tmp_path)
+    assert re.match(r"[0-9]+:[0-9]+: LayerParameter\.detectnet_.* also [0-9]+:[0-9]+: ", tried.why)
 
 
 def test_nets_with_code_of_the_users_own_are_listed_but_not_counted(tmp_path: Path) -> None:
