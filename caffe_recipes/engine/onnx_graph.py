@@ -29,7 +29,7 @@ def build_onnx(module: CaffeModule, metadata: Mapping[str, str], also: Sequence[
     net = module.net
     shapes = free_shapes(module)
     state = {name: values.numpy() for name, values in module.state_dict().items()}
-    graph, names, failures = OnnxGraph(), dict[int, str](), list[str]()
+    graph, names, failures = OnnxGraph(), dict[int, str](), dict[str, list[str]]()
     for blob in {top for node in net.nodes for top in node.param.top}:
         graph.reserve(blob)
     for node in net.nodes:
@@ -38,7 +38,7 @@ def build_onnx(module: CaffeModule, metadata: Mapping[str, str], also: Sequence[
             continue
         where = f"layer '{node.param.name}' ({node.param.type})"
         if node.param.type not in CONVERTERS:
-            failures.append(where)
+            failures.setdefault("", []).append(where)
             continue
         bottoms, tops = (tuple(shapes[index] for index in of) for of in (node.bottoms, node.tops))
         site = Site(
@@ -51,9 +51,10 @@ def build_onnx(module: CaffeModule, metadata: Mapping[str, str], also: Sequence[
         try:
             names.update(zip(node.tops, CONVERTERS[node.param.type](site), strict=True))
         except NotExportedError as error:
-            failures.append(f"{where} {error}")
+            failures.setdefault(f": {error}", []).append(where)
     if failures:
-        what = f"cannot be exported to ONNX: {'; '.join(failures)}"
+        layers = "; ".join(", ".join(wheres) + why for why, wheres in failures.items())
+        what = f"cannot be exported to ONNX: {layers}"
         raise InputError(net.path, what, "use cr.torch_module; docs/models.md says what is not exported")
     outputs = _name_blobs(graph, module, names)
     model = _assemble(graph, module, shapes, outputs)

@@ -89,10 +89,11 @@ def test_all_layers_without_a_counterpart_are_named_at_once(tmp_path: Path) -> N
       input_param { shape { dim: 2 dim: 1 dim: 3 } shape { dim: 2 dim: 1 } } }
     layer { name: "r" type: "RNN" bottom: "x" bottom: "c" top: "r" recurrent_param { num_output: 3 } }
     layer { name: "n" type: "BatchNorm" bottom: "r" top: "n" batch_norm_param { use_global_stats: false } }
-    layer { name: "s" type: "LSTM" bottom: "n" bottom: "c" top: "s" recurrent_param { num_output: 3 } }"""
+    layer { name: "o" type: "BatchNorm" bottom: "n" top: "o" batch_norm_param { use_global_stats: false } }
+    layer { name: "s" type: "LSTM" bottom: "o" bottom: "c" top: "s" recurrent_param { num_output: 3 } }"""
     with pytest.raises(InputError) as caught:
         run_onnx(load_text(tmp_path, text), [])
     assert caught.value.what == (
-        "cannot be exported to ONNX: layer 'r' (RNN); layer 'n' (BatchNorm) normalizes by the statistics of "
-        "the batch: write use_global_stats: true; layer 's' (LSTM)"
+        "cannot be exported to ONNX: layer 'r' (RNN), layer 's' (LSTM); layer 'n' (BatchNorm), "
+        "layer 'o' (BatchNorm): statistics of the batch (write use_global_stats: true)"
     )

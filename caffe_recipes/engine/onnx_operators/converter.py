@@ -19,7 +19,7 @@ from caffe_recipes.engine.operators.operator import TensorShape, TensorShapes
 
 
 class NotExportedError(Exception):
-    """A setting of a layer has no counterpart in ONNX; the text says which, after the layer's name."""
+    """A setting of a layer has no counterpart in ONNX; the text says which, after the layers that have it."""
 
 
 class OnnxGraph:

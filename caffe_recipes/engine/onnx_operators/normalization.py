@@ -12,7 +12,7 @@ from caffe_recipes.engine.onnx_operators.converter import Converter, NotExported
 
 def _batch_norm(site: Site) -> list[str]:
     if stats_images(site.layer, pb.TEST) is not None:
-        raise NotExportedError("normalizes by the statistics of the batch: write use_global_stats: true")
+        raise NotExportedError("statistics of the batch (write use_global_stats: true)")
     mean = site.blobs["running_mean"]
     names = {"weight": np.ones_like(mean), "bias": np.zeros_like(mean), **site.blobs}
     inputs = [site.constant(names[name], name) for name in ("weight", "bias", "running_mean", "running_var")]
@@ -28,9 +28,7 @@ def _bn(site: Site) -> list[str]:
         inputs = [site.blob(name, channels) for name in names]
         return [site.add("BatchNormalization", site.xs[0], *inputs, epsilon=eps)]
     if bn_mode(site.layer) == "LEARN":
-        raise NotExportedError(
-            "normalizes by the statistics of the batch: fold them, and write bn_mode: INFERENCE"
-        )
+        raise NotExportedError("statistics of the batch (fold them, and write bn_mode: INFERENCE)")
     scaled = site.add("Mul", site.xs[0], site.blob("weight"))
     return [site.add("Add", scaled, site.blob("bias"))]
 
