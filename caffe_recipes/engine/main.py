@@ -134,6 +134,7 @@ _PATH_FLAGS = (
     "out",
     "trace",
 )  # "" is probably an unset variable
+_SUFFIXES = {"out": ".npz", "trace": ".json"}  # which no file has that a net reads
 _GPUS = re.compile(r"[0-9]{1,3}(,[0-9]{1,3})*|all")
 _INT32 = range(-(2**31), 2**31)  # the range of gflags' DEFINE_int32
 
@@ -269,6 +270,9 @@ def _check_flags(command: str, flags: Flags) -> None:
         if not is_unicode(getattr(flags, name)):
             what = f"-{name} {getattr(flags, name)} is not UTF-8, as texts of a net are"
             raise InputError("", what, "give another name")
+    for name, suffix in _SUFFIXES.items():
+        if (file := getattr(flags, name)) and not file.endswith(suffix):
+            raise InputError("", f"-{name} {file} does not end in {suffix}", f"write -{name} FILE{suffix}")
     if flags.iterations < 1:
         raise InputError("", f"-iterations is {flags.iterations}", "give 1 or more")
     if flags.weights and flags.snapshot:
@@ -379,7 +383,6 @@ def _predict(flags: Flags, log: Log) -> None:
     device = subcommands.find_device(flags.gpu, "predict", log)
     net = subcommands.load_test_net(flags.model, weights, flags.level, stages, log, device, flags.source)
     with closing(net):
-        subcommands.check_not_read("out", flags.out, net)
         subcommands.predict(net, flags.out, log)
 
 
@@ -394,8 +397,6 @@ def _time(flags: Flags, log: Log) -> None:
     device = subcommands.find_device(flags.gpu, "time", log)
     net = timing.load_timed_net(flags.model, weights, flags.phase, flags.level, stages, log, device)
     with closing(net):
-        if flags.trace:
-            subcommands.check_not_read("trace", flags.trace, net)
         timing.time_net(net, flags.iterations, device, log)
         if flags.trace:
             timing.trace_net(net, flags.trace, log)

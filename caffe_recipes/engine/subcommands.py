@@ -43,8 +43,7 @@ from caffe_recipes.engine.solver import Solver, format_output
 from caffe_recipes.engine.supported import check_supported
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import DataError, DiskFailed, InputError, RunFailed
-from caffe_recipes.files.atomic_writes import check_not_input, write_whole
-from caffe_recipes.files.bounded_reads import read_bytes
+from caffe_recipes.files.atomic_writes import write_whole
 from caffe_recipes.wording import describe_count
 
 
@@ -384,29 +383,6 @@ def test(net: RunnableNet, iterations: int, log: Log) -> None:
 
 
 _SOFTMAX = ("SoftmaxWithLoss", "Softmax")
-
-
-def check_not_read(option: str, out: str, net: RunnableNet) -> None:
-    """Raise InputError if the file of an option is one that a net reads, such as the file of its LMDB."""
-    may_be_image = not _is_own_output(out)
-    for node in net.nodes:
-        check_not_input(Path(out), [node.param.transform_param.mean_file], f"-{option}")
-        if node.source is not None and node.source.where:
-            where, is_listed = node.source.where, node.param.type == "ImageData"
-            listed = node.source.files() if may_be_image or not is_listed else ()
-            check_not_input(Path(out), [where, f"{where}/data.mdb", *listed], f"-{option}")
-
-
-def _is_own_output(out: str) -> bool:
-    """Return whether a file is missing or empty, or begins like an .npz or a trace, as no image does.
-
-    Such a file may be overwritten without a look at each image of a long list.
-    """
-    try:
-        head = read_bytes(out, 16).lstrip()
-    except OSError:
-        return not os.path.lexists(out)
-    return not head or head.startswith((b"{", b"PK\3\4"))
 
 
 @torch.no_grad()

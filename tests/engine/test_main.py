@@ -120,7 +120,7 @@ def test_unknown_flags_are_named(words: tuple[str, ...], part: str) -> None:
         (("test", "-model", "net.prototxt"), "no weights"),
         (("test", "-model", "net.prototxt", "-weights", "none"), "none: no such file"),
         (("test", "-model", "net.prototxt", "-weights", "x", "-iterations", "0"), "-iterations is 0"),
-        (("predict", "-model", "a", "-weights", "b", "-out", "c", "-source", "\udcff"), " is not UTF-8"),
+        (("predict", "-model", "a", "-weights", "b", "-out", "c.npz", "-source", "\udcff"), " is not UTF-8"),
         (("test", "-model", "net.prototxt", "-weights", "x", "-stage", "a,\udcff"), " is not UTF-8"),
     ],
 )
@@ -476,11 +476,12 @@ def test_flags_are_checked_before_torch_is_imported() -> None:
 
 
 def test_the_output_of_a_command_is_not_one_of_its_inputs(case: Path, run: Run) -> None:
+    Path("net.npz").symlink_to("net.prototxt")
     before = Path("net.prototxt").read_bytes()
-    words = ("-model", "net.prototxt", "-weights", "net.prototxt", "-out", "./net.prototxt")
+    words = ("-model", "net.prototxt", "-weights", "net.prototxt", "-out", "./net.npz")
     code, log = run("predict", *words)
     assert (code, Path("net.prototxt").read_bytes()) == (2, before)
-    assert only_line(log).endswith("net.prototxt: is an input of this command; give another file with -out")
+    assert only_line(log).endswith("net.npz: is an input of this command; give another file with -out")
 
 
 @pytest.mark.parametrize("missing", ["torch", "mpi4py"])

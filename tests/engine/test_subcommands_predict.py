@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
-import torch
-from google.protobuf import text_format
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.weights import save_message
-from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.net import RunnableNet
-from caffe_recipes.engine.operators.data import DataContext
-from caffe_recipes.engine.subcommands import check_not_read
-from caffe_recipes.errors import InputError
 from tests.engine.conftest import only_line
 
 Run = Callable[..., tuple[int, str]]
@@ -52,76 +42,6 @@ def test_each_image_is_predicted_once_in_the_order_of_its_keys(trained: Path, ru
         assert held["scores"].dtype == np.float32
         assert held["labels"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
     assert [path.name for path in trained.iterdir() if path.name.startswith(".")] == []
-
-
-@pytest.mark.parametrize(
-    "words", [("predict", "-out"), ("time", "-phase", "TEST", "-iterations", "1", "-trace")]
-)
-def test_an_lmdb_that_is_read_is_not_written_over(trained: Path, run: Run, words: tuple[str, ...]) -> None:
-    before = Path("lmdb/data.mdb").read_bytes()
-    model = ("-model", "net.prototxt", "-weights", "run_iter_6.caffemodel")
-    code, log = run(*words, "lmdb/data.mdb", *model)
-    assert (code, Path("lmdb/data.mdb").read_bytes()) == (2, before)
-    assert f"lmdb/data.mdb: is an input of this command; give another file with {words[-1]}" in log
-
-
-LISTED = """
-layer { name: "data" type: "ImageData" top: "data" top: "label"
-  image_data_param { source: "list.txt" batch_size: 1 } transform_param { mean_file: "mean.binaryproto" } }
-layer { name: "more" type: "HDF5Data" top: "more" hdf5_data_param { source: "h5.txt" batch_size: 1 } }
-layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 3 } }
-layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
-layer { name: "silence" type: "Silence" bottom: "more" }
-"""
-
-
-@pytest.mark.parametrize("out", ["list.txt", "a.png", "h5.txt", "b.h5", "mean.binaryproto"])
-def test_what_a_list_names_and_a_mean_file_are_not_written_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, out: str
-) -> None:
-    h5py = pytest.importorskip("h5py")
-    monkeypatch.chdir(tmp_path)
-    cv2.imwrite("a.png", np.zeros((2, 2, 3), np.uint8))
-    Path("list.txt").write_text("a.png 0\n")
-    Path("h5.txt").write_text("a.h5 b.h5\n")
-    for name in ("a.h5", "b.h5"):
-        with h5py.File(name, "w") as file:
-            file["more"] = np.zeros((1, 2))
-    save_message(pb.BlobProto(num=1, channels=3, height=2, width=2, data=[0] * 12), "mean.binaryproto")
-    Path("net.prototxt").write_text(LISTED)
-    before = Path(out).read_bytes()
-    code, log = run("time", "-model", "net.prototxt", "-iterations", "1", "-trace", out)
-    assert (code, Path(out).read_bytes()) == (2, before), log
-    assert only_line(log).endswith(f"{out}: is an input of this command; give another file with -trace")
-
-
-@pytest.mark.parametrize(("data", "looks"), [(None, 0), (b"", 0), (b"\n{", 0), (b"PK\3\4", 0), (b"BM", 1)])
-def test_each_image_of_a_list_is_looked_at_only_for_what_may_be_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes | None, looks: int
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    cv2.imwrite("a.png", np.zeros((2, 2, 3), np.uint8))
-    Path("list.txt").write_text("a.png 0\n")
-    layer, _, _ = LISTED.partition("transform_param")
-    param = text_format.Parse(layer + "}", pb.NetParameter())
-    net = RunnableNet(param, "net", DataContext(0, 1, 0, 0, Log(enabled=False)), torch.Generator())
-    (source,) = (node.source for node in net.nodes)
-    assert source is not None
-    listed = source.files
-    asked: list[str] = []
-
-    def look() -> Iterable[str]:
-        asked.extend(listed())
-        return asked
-
-    source.files = look
-    if data is not None:
-        Path("out").write_bytes(data)
-    with closing(net):
-        check_not_read("trace", "out", net)
-        assert len(asked) == looks
-        with pytest.raises(InputError, match=r"a\.png: is an input of this command"):
-            check_not_read("trace", "a.png", net)
 
 
 def test_the_scores_give_the_same_accuracies_as_test(trained: Path, run: Run, change: Change) -> None:
@@ -159,7 +79,8 @@ def test_another_lmdb_may_be_named(trained: Path, run: Run, raw: Callable[..., N
     [
         (("predict", "-model", "net.prototxt", "-weights", "x"), "no output"),
         ((*PREDICT[:-1], "none/out.npz"), "the folder none does not exist"),
-        ((*PREDICT[:-1], "lmdb"), "is a folder"),
+        ((*PREDICT[:-1], "lmdb/data.mdb"), "-out lmdb/data.mdb does not end in .npz; write -out FILE.npz"),
+        (("time", "-model", "net.prototxt", "-trace", "a.png"), "-trace a.png does not end in .json"),
         ((*PREDICT, "-source", "none"), "caffe-torch: none: no such LMDB"),
         (("test", *PREDICT[1:]), "-out works only with predict"),
     ],
@@ -174,11 +95,11 @@ def test_bad_arguments_exit_2_with_one_line(
 
 
 def test_a_pipe_is_not_replaced(trained: Path, run: Run) -> None:
-    os.mkfifo(trained / "pipe")
-    code, log = run(*PREDICT[:-1], "pipe")
+    os.mkfifo(trained / "pipe.npz")
+    code, log = run(*PREDICT[:-1], "pipe.npz")
     assert code == 2
-    assert "pipe: cannot be written: it is a device, pipe or socket, not a file; give" in only_line(log)
-    assert (trained / "pipe").is_fifo()
+    assert "pipe.npz: cannot be written: it is a device, pipe or socket, not a file; give" in only_line(log)
+    assert (trained / "pipe.npz").is_fifo()
 
 
 def test_a_label_that_is_not_a_class_names_its_record(

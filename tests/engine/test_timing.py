@@ -83,7 +83,7 @@ def test_a_trace_names_the_layers(net: Path, capfd: pytest.CaptureFixture[str]) 
     assert sorted(path.name for path in net.parent.iterdir()) == ["net.prototxt", "trace.json"]
 
 
-LONG = "a" * 250
+LONG = "a" * 250 + ".json"
 
 
 @pytest.mark.parametrize(
