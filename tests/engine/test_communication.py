@@ -93,6 +93,7 @@ def torchrun(case: Path, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python"]
     argv += [str(BIN / "caffe-torch"), *words]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "GLOO"))}
+    clean["TMPDIR"] = str(case)  # where torchrun leaves the folder of its logs
     return subprocess.run(argv, cwd=case, env=clean, capture_output=True, text=True, timeout=240)
 
 
