@@ -25,7 +25,7 @@ from caffe_recipes.cluster.commands import (
     supervise,
 )
 from caffe_recipes.cluster.ssh_config import default_folder
-from caffe_recipes.cluster.ssh_login import FAILURES, KEEPALIVE_COUNT, Login, log_in, reason_of
+from caffe_recipes.cluster.ssh_login import FAILURES, KEEPALIVE_COUNT, Login, log_in, reason_of, sending_on
 from caffe_recipes.errors import ClusterError, HostFailed
 
 # An sshd that is restarting, or gets too many logins at once, refuses connections for a while.
@@ -177,7 +177,8 @@ class _Channel:
 
     def send(self, data: bytes) -> None:
         try:
-            self.channel.sendall(data)
+            with sending_on(self.channel):
+                self.channel.sendall(data)
         except FAILURES:
             if not self.channel.get_transport().is_active():
                 raise self.host.connection_lost() from None
@@ -185,7 +186,7 @@ class _Channel:
             raise HostFailed(self.host.name, what, "see its output") from None
 
     def end_input(self) -> None:
-        with suppress(*FAILURES):
+        with suppress(*FAILURES), sending_on(self.channel):
             self.channel.shutdown_write()
 
     def code(self) -> int:

@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -147,6 +147,36 @@ _TRANSIENT_ERRNOS = frozenset(
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
+_sender = threading.local()  # `channel`: that on which this thread sends, if it is known
+
+
+@contextmanager
+def sending_on(channel: paramiko.Channel | None) -> Iterator[None]:
+    """Send nothing more in this thread once the channel has been closed."""
+    before = getattr(_sender, "channel", None)
+    _sender.channel = channel
+    try:
+        yield
+    finally:
+        _sender.channel = before
+
+
+class Connection(paramiko.Transport):
+    """A connection that a command's late input does not end.
+
+    Paramiko builds a message and then waits for its turn to send it. If meanwhile the command ends, and its
+    channel is closed, sshd gets a message for a channel that it no longer has, and disconnects: all other
+    commands of the connection are lost. A jump host's channel takes the messages of the connection behind it.
+    """
+
+    def _send_message(self, data: paramiko.Message) -> None:
+        """Send a message in its turn: a channel's close comes before or after it, not at the same time."""
+        channel = getattr(_sender, "channel", None)
+        if channel is None or not channel.closed:
+            with sending_on(self.sock if isinstance(self.sock, paramiko.Channel) else None):
+                super()._send_message(data)  # type: ignore[misc]
+
+
 class TransientFailure(Exception):
     """Raised when a retry may succeed: the server refused or closed the connection early."""
 
@@ -245,7 +275,7 @@ def _log_in(options: SshOptions, folder: Path) -> Login:
     login, disabled = None, _disabled_algorithms(options)
     try:
         connection, over, proxy = _open_connection(options, folder)
-        transport = paramiko.Transport(connection, disabled_algorithms=disabled)
+        transport = Connection(connection, disabled_algorithms=disabled)
         login = Login(transport, options, over, proxy)
         lines = keys_for_host(load_known_hosts(options.known_hosts), _known_hosts_name(options))
         _prefer_known(transport, {line.kind for line in lines if not line.marker})

@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from caffe_recipes.cluster.commands import Running
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
 from tests.cluster.harness.cluster import Cluster
@@ -168,6 +170,33 @@ def test_an_sshd_with_one_session_per_connection_works(make_cluster: Callable[..
         assert host.run(["hostname"]).stdout == "node1\n"
     host.close()
     assert cluster.leftovers(within_s=10) == {}
+
+
+@pytest.mark.parametrize("act", [Running.end_input, lambda command: command.send(b"x")], ids=["end", "data"])
+def test_input_that_is_sent_after_a_command_has_ended_leaves_the_other_commands_alone(
+    cluster: Cluster, act: Callable[[Running], None]
+) -> None:
+    host = SshHost("node1", cluster.ssh)
+    command: Any = host.start(["sleep", "0.5"])
+    channel, login, sender = command._wire.channel, host._login, threading.current_thread()
+    assert login is not None
+    transport: Any = login.transport
+    send = transport._send_user_message
+
+    def send_late(message: object) -> None:  # as a thread that long waits for a processor
+        while threading.current_thread() is sender and not channel.closed:
+            time.sleep(0.01)
+        send(message)
+
+    with host.start(["cat"]) as other:
+        transport._send_user_message = send_late
+        act(command)
+        transport._send_user_message = send
+        other.send(b"still here")
+        other.end_input()
+        assert other.read() == b"still here"
+    assert host._login is login
+    host.close()
 
 
 def test_a_host_that_crashes_is_an_error_and_comes_back(make_cluster: Callable[..., Cluster]) -> None:

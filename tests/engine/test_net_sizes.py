@@ -57,7 +57,7 @@ def test_the_layers_after_a_filter_take_as_many_images_as_it_selects(source: str
         wanted = torch.nn.functional.cross_entropy(scores, labels[chosen])
         (slope,) = torch.autograd.grad(wanted, weight)
         found = net.forward()
-        assert float(found.detach()) == pytest.approx(float(wanted), rel=1e-6)
+        assert float(found.detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
         assert torch.allclose(torch.autograd.grad(found, weight)[0], slope, atol=1e-6)
 
 

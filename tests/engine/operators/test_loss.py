@@ -268,7 +268,7 @@ def test_center_loss_pulls_centers_by_one_more_than_the_items_of_a_class() -> No
     (2 * loss).backward()
     away = x.detach() - centers.detach()[[0, 2, 0, 0]]
     assert learned == [(3, 2)] and x.grad is not None and centers.grad is not None
-    assert float(loss) == pytest.approx(float((away**2).sum() / 8))
+    assert float(loss.detach()) == pytest.approx(float((away**2).sum() / 8))
     np.testing.assert_allclose(x.grad.numpy(), 2 * away.numpy() / 4, rtol=1e-5)
     pulls = np.stack([-away[[0, 2, 3]].sum(0) / 4, np.zeros(2), -away[1] / 2])
     np.testing.assert_allclose(centers.grad.numpy(), pulls, rtol=1e-5)
