@@ -135,7 +135,7 @@ def find_model(given: str, root: Path) -> Path:
 def search_model(given: str, root: Path) -> Path | None:
     """Return the folder of a model: a run's `model/`, by the run's name or folder, or the folder itself.
 
-    A recipe name selects its latest run. Return None if there is no model.
+    A recipe name selects its latest run. Return None if no model is found.
     """
     folder = root / RUNS / given
     if not os.path.isdir(folder):  # noqa: PTH112 - false for any text, while Path raises

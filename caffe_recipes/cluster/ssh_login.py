@@ -147,12 +147,12 @@ _TRANSIENT_ERRNOS = frozenset(
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-_sender = threading.local()  # `channel`: that on which this thread sends, if it is known
+_sender = threading.local()  # its `channel` is the one that this thread sends on, None if unknown
 
 
 @contextmanager
 def sending_on(channel: paramiko.Channel | None) -> Iterator[None]:
-    """Send nothing more in this thread once the channel has been closed."""
+    """Drop what this thread sends on a channel that has been closed."""
     before = getattr(_sender, "channel", None)
     _sender.channel = channel
     try:
@@ -162,15 +162,15 @@ def sending_on(channel: paramiko.Channel | None) -> Iterator[None]:
 
 
 class Connection(paramiko.Transport):
-    """A connection that a command's late input does not end.
+    """An SSH connection that survives input sent to a command that has just ended.
 
     Paramiko builds a message and then waits for its turn to send it. If meanwhile the command ends, and its
     channel is closed, sshd gets a message for a channel that it no longer has, and disconnects: all other
-    commands of the connection are lost. A jump host's channel takes the messages of the connection behind it.
+    commands on the connection are lost. The connection to a host behind a jump host is itself a channel.
     """
 
     def _send_message(self, data: paramiko.Message) -> None:
-        """Send a message in its turn: a channel's close comes before or after it, not at the same time."""
+        """Send a message unless its channel is closed; paramiko sends one message at a time."""
         channel = getattr(_sender, "channel", None)
         if channel is None or not channel.closed:
             with sending_on(self.sock if isinstance(self.sock, paramiko.Channel) else None):

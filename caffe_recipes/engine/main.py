@@ -29,7 +29,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError, ReaderGone, esca
 from caffe_recipes.files.atomic_writes import check_output
 from caffe_recipes.limits import LIMITS_VARIABLE, close_umask, raise_limits
 from caffe_recipes.standard_streams import open_standard_files, print_error, print_output, unwritable
-from caffe_recipes.wording import is_unicode, join_names
+from caffe_recipes.wording import is_unicode, join_names, shorten_middle
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ _PATH_FLAGS = (
     "out",
     "trace",
 )  # "" is probably an unset variable
-_SUFFIXES = {"out": ".npz", "trace": ".json"}  # which no file has that a net reads
+_SUFFIXES = {"out": ".npz", "trace": ".json"}  # no file that a net reads ends like this
 _GPUS = re.compile(r"[0-9]{1,3}(,[0-9]{1,3})*|all")
 _INT32 = range(-(2**31), 2**31)  # the range of gflags' DEFINE_int32
 
@@ -272,7 +272,8 @@ def _check_flags(command: str, flags: Flags) -> None:
             raise InputError("", what, "give another name")
     for name, suffix in _SUFFIXES.items():
         if (file := getattr(flags, name)) and not file.endswith(suffix):
-            raise InputError("", f"-{name} {file} does not end in {suffix}", f"write -{name} FILE{suffix}")
+            what = f"-{name} {shorten_middle(file, 80)} does not end in {suffix}"
+            raise InputError("", what, f"write -{name} FILE{suffix}")
     if flags.iterations < 1:
         raise InputError("", f"-iterations is {flags.iterations}", "give 1 or more")
     if flags.weights and flags.snapshot:

@@ -41,8 +41,10 @@ def compare_opencv(net: pb.NetParameter, weights: pb.NetParameter | None, path: 
     _check_memory(net, path)
     for layer in net.layer:
         if layer.type == "BatchNorm" and has_own_scale(layer):
-            what = f"layer '{layer.name}' (BatchNorm) has its own scale and shift, which OpenCV reads wrong"
-            raise CheckFailed(path, what, f"give --fold-bn WEIGHTS, or {_OTHER_WAYS}")
+            what = f"layer '{layer.name}' (BatchNorm) has its own scale and shift, which OpenCV misreads"
+            raise CheckFailed(
+                path, what, _OTHER_WAYS if weights else f"give --fold-bn WEIGHTS, or {_OTHER_WAYS}"
+            )
     weights = weights or make_weights(net)
     below = type(net)()
     below.CopyFrom(net)

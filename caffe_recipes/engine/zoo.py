@@ -257,12 +257,12 @@ def _try(path: Path, answer: Connection) -> None:
         train_twice(path)
         answer.send("")
     except CaffeRecipesError as error:
-        answer.send(_without(path, error))
+        answer.send(_reason(path, error))
     except MemoryError:
         answer.send(f"needs over {MOST_BYTES // 2**30} GiB of memory")
 
 
-def _without(path: Path, error: CaffeRecipesError) -> str:
+def _reason(path: Path, error: CaffeRecipesError) -> str:
     """Return what is wrong with a file, in one line without its path."""
     return one_line(str(error)).replace(f"{path}:", "").lstrip()
 
@@ -298,7 +298,7 @@ def try_nets(folder: Path, most_s: float = MOST_S) -> Iterable[Tried]:
             layers = select_layers(upgrade_net(message).message, pb.TRAIN)
         except CaffeRecipesError as error:
             if b"loss" in content.lower() and b"layer" in content:
-                why = _without(path, error)
+                why = _reason(path, error)
                 name = str(path.relative_to(folder))
                 yield Tried(name, 0, why, is_counted=True, is_detector=is_detector)
             continue
